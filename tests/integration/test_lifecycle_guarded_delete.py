@@ -17,7 +17,7 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.filer.client import FilerClient
-from lakebed.lifecycle.decide import outcome_of
+from lakebed.lifecycle.delete_decision import outcome_of
 from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Position, Verb
 from lakebed.lifecycle.seams import ChangeEvent
 from lakebed.lifecycle.seaweed.store import SeaweedLake

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lakebed.lifecycle.compiler import PolicyCompiler
-from lakebed.lifecycle.decide import decide, guard
+from lakebed.lifecycle.delete_decision import decide, guard
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Position, Rule, Verb
 from lakebed.lifecycle.policy import render_xml

@@ -12,9 +12,9 @@ from lakebed.core.errors import LakebedError
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.lifecycle.cluster import SHARDS, WorkerShards
+from lakebed.lifecycle.eligibility import due_at
 from lakebed.lifecycle.enforcer import Enforcer, Round
 from lakebed.lifecycle.engine import ActionRef
-from lakebed.lifecycle.evaluate import due_at
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import ObjectEntry, Position, Rule, Verb

@@ -18,9 +18,9 @@ from pathlib import Path
 from lakebed.agent.alerts import Alerts
 from lakebed.agent.batcher import make_frame
 from lakebed.agent.disk_queue import DiskQueue, QueueLimits
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.files import Files
 from lakebed.agent.model import Frame
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.transport import HttpTransport
 from lakebed.batches.bench import host_samples

@@ -20,9 +20,9 @@ import msgspec
 from lakebed.agent.alerts import Alerts
 from lakebed.agent.batcher import Batcher, BatchLimits, make_frame
 from lakebed.agent.disk_queue import DiskQueue, QueueLimits
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.inspector import QueueInspector
 from lakebed.agent.model import AppendResult, Frame
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.transport import HttpTransport
 from lakebed.agent.waiting import cancel, in_thread

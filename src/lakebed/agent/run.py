@@ -19,8 +19,8 @@ from lakebed.agent import paths
 from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.batcher import Batcher, BatchLimits
 from lakebed.agent.disk_queue import DiskQueue, QueueLimits
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.model import AppendResult, Frame, QueueFull
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.settings import AgentSettings
 from lakebed.agent.sources.host import HostSource

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from lakebed.agent.alerts import PARKED_KINDS, Alerts
 from lakebed.agent.disk_queue import DiskQueue
+from lakebed.agent.failover import CollectorState, SendOrder
 from lakebed.agent.model import DiskTrouble, ParkedBatch, ParkedFor, QueuedBatch
-from lakebed.agent.order import CollectorState, SendOrder
 from lakebed.agent.transport import Transport
 from lakebed.agent.verdict import SendOutcome, SendVerdict, judge
 from lakebed.agent.waiting import Offload, cancel, in_thread, wait_for_any, wait_for_first

@@ -19,9 +19,9 @@ from lakebed.agent import paths
 from lakebed.agent.alerts import Alerts
 from lakebed.agent.batcher import Batcher, BatchLimits
 from lakebed.agent.disk_queue import DiskQueue, QueueLimits
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.files import Files
 from lakebed.agent.model import AppendResult, Frame
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.verdict import PROBLEM_TYPE, CollectorResponse
 from lakebed.batches.codec.frame import peek

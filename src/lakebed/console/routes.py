@@ -7,7 +7,6 @@ session; for an action it also sends the CSRF token of its page, from our own or
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -358,7 +357,7 @@ class Console:
         demand_origin(request)
         value, fresh = self._page_value(request)
         given = request.headers.get(sessions.TOKEN_HEADER, "")
-        if fresh or not hmac.compare_digest(given.encode(), sessions.token_of(value).encode()):
+        if fresh or not sessions.is_token_of(value, given):
             raise Denied("the CSRF token of the page is missing or old", hint="reload the page, then retry")
 
 

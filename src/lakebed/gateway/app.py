@@ -23,9 +23,9 @@ from lakebed.core.errors import Invalid
 from lakebed.core.logs import logger
 from lakebed.gateway import health, metrics, openapi
 from lakebed.gateway.auth import Keyring
+from lakebed.gateway.body_limits import BodyLimits
 from lakebed.gateway.health import HealthCheck, HealthChecker
 from lakebed.gateway.key_watch import KeyWatch
-from lakebed.gateway.limits import BodyLimits
 from lakebed.gateway.middleware import Middleware
 from lakebed.gateway.router import Router
 from lakebed.gateway.settings import GatewaySettings

@@ -188,7 +188,7 @@ class Keyring:
             return None
         if scope["method"] not in sessions.SAFE:
             token = (head.token or b"").decode("latin-1")
-            if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(head):
+            if not sessions.is_token_of(value, token) or not same_origin(head):
                 return None
         return self.current(found.name, found.fingerprint)
 

@@ -26,7 +26,7 @@ from lakebed.core.quotas import USAGE, KeyQuotas, KeyUsage
 from lakebed.core.runtime import Runtime
 from lakebed.core.trail import CALLER, Caller
 from lakebed.gateway.auth import Keyring, RequestHead
-from lakebed.gateway.limits import BodyLimits, RequestBody, declared_length
+from lakebed.gateway.body_limits import BodyLimits, RequestBody, declared_length
 from lakebed.gateway.problems import Problem, problem
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")

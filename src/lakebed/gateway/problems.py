@@ -31,7 +31,7 @@ from starlette.types import Scope
 
 from lakebed.core import errors
 from lakebed.core.http import decode_json
-from lakebed.gateway.limits import HeadTooLarge, SlowBody
+from lakebed.gateway.body_limits import HeadTooLarge, SlowBody
 
 __all__ = ["STATUSES", "Problem", "decode_json", "problem", "status_of"]
 

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lakebed.core.errors import Invalid
 from lakebed.gateway.auth import CERTIFICATE
-from lakebed.gateway.limits import HeadTooLarge
+from lakebed.gateway.body_limits import HeadTooLarge
 from lakebed.gateway.middleware import CLOSE, NO_SNIFF, POLICY
 from lakebed.gateway.problems import Problem, problem
 from lakebed.gateway.tls import certificate_names

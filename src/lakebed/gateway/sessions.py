@@ -97,6 +97,11 @@ def token_of(value: str) -> str:
     return hashlib.sha256(b"lakebed-page-token:" + value.encode()).hexdigest()
 
 
+def is_token_of(value: str, given: str) -> bool:
+    """The CSRF check: whether a request carries the token of its cookie. The caller also checks the origin."""
+    return hmac.compare_digest(given.encode(), token_of(value).encode())
+
+
 def cookie_in(header: bytes | None, name: str = COOKIE) -> str:
     """The cookie's value in a Cookie header; empty when it is not there."""
     if header is None or len(header) > COOKIE_BYTES_MAX or name.encode() not in header:

@@ -11,9 +11,9 @@ from lakebed.core.context import Context
 from lakebed.core.http import STATE, ServerState
 from lakebed.core.quotas import KeyQuotas
 from lakebed.gateway.auth import Keyring
+from lakebed.gateway.body_limits import BodyLimits
 from lakebed.gateway.health import HealthChecker
 from lakebed.gateway.key_watch import KeyWatch
-from lakebed.gateway.limits import BodyLimits
 from lakebed.gateway.middleware import Middleware, RefusalLog
 from lakebed.gateway.tls import ServerTls
 

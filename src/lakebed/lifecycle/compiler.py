@@ -16,6 +16,7 @@ import msgspec
 
 from lakebed.core.logs import logger
 from lakebed.lifecycle.cluster import LogState, reach_hash
+from lakebed.lifecycle.eligibility import delays
 from lakebed.lifecycle.engine import (
     ActionRef,
     Activation,
@@ -24,7 +25,6 @@ from lakebed.lifecycle.engine import (
     compile_policies,
     needs_predicate,
 )
-from lakebed.lifecycle.evaluate import delays
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Degraded, Mode, Rule
 from lakebed.lifecycle.modes import LagMonitor, decide_mode

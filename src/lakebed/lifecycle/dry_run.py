@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakebed.lifecycle.decide import decide, lock_forbids
+from lakebed.lifecycle.delete_decision import decide, lock_forbids
+from lakebed.lifecycle.eligibility import due_at, verb_of
 from lakebed.lifecycle.engine import Activation, CompiledAction, PolicySnapshot, compile_policies
-from lakebed.lifecycle.evaluate import due_at, verb_of
 from lakebed.lifecycle.model import Calendar, Mode, ObjectEntry, ObjectIdentity, Rule
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.seams import Lister

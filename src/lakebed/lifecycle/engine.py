@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from lakebed.lifecycle.cluster import LogState, begins_ns, reach_hash
-from lakebed.lifecycle.evaluate import action_kinds, delays, predicate_sensitive
+from lakebed.lifecycle.eligibility import action_kinds, delays, predicate_sensitive
 from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Mode, Rule, rule_hash
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from email.utils import formatdate
 
 import msgspec
 
-from lakebed.lifecycle.evaluate import action_kinds, due_at, event_log_horizon, verb_of
+from lakebed.lifecycle.eligibility import action_kinds, due_at, event_log_horizon, verb_of
 from lakebed.lifecycle.model import ActionKind, Calendar, Mode, Rule, Verb, rule_hash
 from lakebed.lifecycle.modes import decide_mode
 from lakebed.lifecycle.seams import Family

@@ -14,8 +14,8 @@ from lakebed.core.errors import Unavailable
 from lakebed.core.logs import logger
 from lakebed.lifecycle.cluster import LogState, begins_ns, lost, observed
 from lakebed.lifecycle.cursors import stream_cutoff
+from lakebed.lifecycle.eligibility import event_log_horizon, min_trigger_age
 from lakebed.lifecycle.engine import ActionRef, PolicySnapshot
-from lakebed.lifecycle.evaluate import event_log_horizon, min_trigger_age
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.model import ActionKind, Calendar, Degraded, Mode, Position, Rule
 from lakebed.lifecycle.reader import CHECKPOINT_NS

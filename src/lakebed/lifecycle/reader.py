@@ -21,7 +21,7 @@ from lakebed.core.logs import logger
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.cluster import SHARDS, names, shard_of
 from lakebed.lifecycle.cursors import Move, advanced, stream_cutoff, without_unused
-from lakebed.lifecycle.decide import sweeps_original, sweeps_predicate
+from lakebed.lifecycle.delete_decision import sweeps_original, sweeps_predicate
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.gauges import stream_name
 from lakebed.lifecycle.model import Calendar, Position, StreamResolution

@@ -18,9 +18,9 @@ from lakebed.core.logs import logger
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.blockers import Failure
 from lakebed.lifecycle.cluster import LogGap
-from lakebed.lifecycle.decide import Decision, Deletion, decide, guard, outcome_of, resolution_of, same_entry
+from lakebed.lifecycle.delete_decision import Decision, Deletion, decide, guard, outcome_of, resolution_of, same_entry
+from lakebed.lifecycle.eligibility import evaluate
 from lakebed.lifecycle.engine import ActionRef, CompiledAction
-from lakebed.lifecycle.evaluate import evaluate
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.model import Degraded, DeleteOutcome, Mode, ObjectEntry, Rule, StreamResolution, Verb

@@ -21,7 +21,7 @@ from lakebed.core.logs import logger
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.cluster import begins_ns, reach_hash
 from lakebed.lifecycle.cursors import rewound
-from lakebed.lifecycle.decide import decide
+from lakebed.lifecycle.delete_decision import decide
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, StreamKind, StreamResolution
 from lakebed.lifecycle.modes import LagMonitor, decide_mode, next_scan_ns

@@ -17,9 +17,9 @@ import msgspec
 
 from lakebed.core.errors import Unavailable
 from lakebed.lifecycle.cluster import LogReach
+from lakebed.lifecycle.eligibility import action_kinds, due_at
 from lakebed.lifecycle.enforcer import Enforcer
 from lakebed.lifecycle.engine import action_keys
-from lakebed.lifecycle.evaluate import action_kinds, due_at
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Calendar, ObjectEntry, Position, Rule, Verb
 from lakebed.lifecycle.policy import render_xml

@@ -15,7 +15,7 @@ from lakebed.core.errors import NotFound
 from lakebed.core.runs import RecordedRun
 from lakebed.lifecycle.counters import ActionCounts, BucketCounts, counts_of
 from lakebed.lifecycle.dry_run import DryRun, dry_run
-from lakebed.lifecycle.evaluate import action_kinds
+from lakebed.lifecycle.eligibility import action_kinds
 from lakebed.lifecycle.forecast import DueAction, due_actions, expiration_header, scan_only_warnings
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.model import Rule, rule_hash

@@ -1,4 +1,4 @@
-"""Administration of topics: fence, trim, delete, configure, describe, find an offset by time."""
+"""Administration of topics: fence, trim, delete, configure, describe."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import NotFound, Unavailable
+from lakebed.core.errors import NotFound
 from lakebed.core.runtime import Runtime
-from lakebed.log import codec, control, paths, producers
+from lakebed.log import control, paths, producers
 from lakebed.log.groups import Groups
 from lakebed.log.model import (
     Control,
@@ -20,10 +20,9 @@ from lakebed.log.model import (
     UnknownTopicPartition,
     check_topic,
 )
-from lakebed.log.reader import BlobGone, LogReader, pending_span
+from lakebed.log.offset_by_time import OffsetByTime
+from lakebed.log.reader import LogReader, pending_span
 from lakebed.log.records import Records, decoded
-
-READS_MAX = 4
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
@@ -67,6 +66,7 @@ class SegmentPage(msgspec.Struct, frozen=True):
 class TopicAdmin:
     def __init__(self, runtime: Runtime, records: Records, reader: LogReader, groups: Groups) -> None:
         self._records, self._reader, self._groups, self._clock = records, reader, groups, runtime.clock
+        self.offsets = OffsetByTime(records, reader)
 
     async def partitions(self, topic: str | None = None) -> list[TopicPartition]:
         """Every partition that exists, of one topic or of all. Raises Invalid for an empty name, which is not all."""
@@ -162,67 +162,6 @@ class TopicAdmin:
     async def configure(self, topic: str, config: TopicConfig) -> None:
         check_topic(topic)
         await self._records.meta.put(paths.config(topic), msgspec.json.encode(config), partition_key=topic)
-
-    async def offset_at(self, tp: TopicPartition, at_ms: int) -> int:
-        """The first offset appended at that time or later; the end of the log when there is none.
-
-        Raises Unavailable when compactions kept replacing blobs: to return the end would make a consumer skip records.
-        """
-        for _ in range(READS_MAX):
-            try:
-                return await self._offset_at(tp, at_ms)
-            except BlobGone:
-                continue  # compacted or trimmed meanwhile
-        raise Unavailable(f"the blobs of {tp} were replaced {READS_MAX} times during the search for an offset")
-
-    async def _offset_at(self, tp: TopicPartition, at_ms: int) -> int:
-        now = (await self._records.control(tp)).value
-        async for span in self._records.all_spans(tp, now.log_start_offset):
-            if span.entry.appended_at_ms < at_ms:
-                continue
-            if span.entry.type == "WAL":
-                return max(span.start_offset, now.log_start_offset)
-            first = (await self._reader.batch(span)).first_at(at_ms)
-            if first is not None:
-                return max(span.start_offset + first, now.log_start_offset)
-        if now.pending is not None and now.pending.created_at_ms >= at_ms:
-            return now.pending.start_offset
-        return now.next_offset
-
-    async def offset_stamped(self, tp: TopicPartition, timestamp_ms: int) -> tuple[int, int] | None:
-        """The first offset with that timestamp or a later one, and its timestamp; None when there is none.
-
-        A record has its producer's timestamp, and without one that of its append. Raises as `offset_at` does.
-        """
-        for _ in range(READS_MAX):
-            try:
-                return await self._offset_stamped(tp, timestamp_ms)
-            except BlobGone:
-                continue  # compacted or trimmed meanwhile
-        raise Unavailable(f"the blobs of {tp} were replaced {READS_MAX} times during the search for an offset")
-
-    async def _offset_stamped(self, tp: TopicPartition, timestamp_ms: int) -> tuple[int, int] | None:
-        now = (await self._records.control(tp)).value
-        last = pending_span(now)
-        async for span in self._records.all_spans(tp, now.log_start_offset):
-            if last is not None and span.end_offset == last.end_offset:
-                last = None
-            found = await self._stamped_in(span, now.log_start_offset, timestamp_ms)
-            if found is not None:
-                return found
-        return await self._stamped_in(last, now.log_start_offset, timestamp_ms) if last is not None else None
-
-    async def _stamped_in(self, span: IndexSpan, log_start: int, timestamp_ms: int) -> tuple[int, int] | None:
-        if span.entry.newest_ms < timestamp_ms:
-            return None
-        batch = await self._reader.batch(span)
-        at = span.start_offset
-        for part in batch.parts():
-            for record in codec.decoded(part):
-                if record.timestamp_ms >= timestamp_ms and at >= log_start:
-                    return at, record.timestamp_ms
-                at += 1
-        return None
 
     async def _exists(self, tp: TopicPartition) -> bool:
         found = await self._records.find(tp, paths.control(tp), Control)

@@ -358,7 +358,7 @@ async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
     if text == "end":
         return now.next_offset
     if text.startswith("@") and text[1:].isdecimal():
-        return await broker.admin.offset_at(tp, int(text[1:]))
+        return await broker.admin.offsets.at(tp, int(text[1:]))
     if text.removeprefix("-").isdecimal():
         return int(text) if int(text) >= 0 else max(now.log_start_offset, now.next_offset + int(text))
     from datetime import UTC, datetime
@@ -370,4 +370,4 @@ async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
             f"{text!r} is not an offset", hint="use a number, -10, start, end, @MILLIS or an ISO time"
         ) from error
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return await broker.admin.offset_at(tp, int(when.timestamp() * 1000))
+    return await broker.admin.offsets.at(tp, int(when.timestamp() * 1000))

@@ -260,7 +260,7 @@ class LogPage(PartPage):
 
     def sought(self, topic: str, partition: int, at_ms: int) -> DataSource:
         """The first offset that was appended at that time or later."""
-        make = deferred(lambda: self.log.admin.offset_at(topic_partition(topic, partition), at_ms))
+        make = deferred(lambda: self.log.admin.offsets.at(topic_partition(topic, partition), at_ms))
         return DataSource(f"log:read:{topic}", f"log.sought:{topic}:{partition}:{at_ms}", SLOW_S, make)
 
     def matching(self, topic: str, partition: int, offset: int | None, text: str) -> DataSource:

@@ -258,7 +258,7 @@ class LogRoutes:
             at_ms = int(request.query_params["at_ms"])
         except (KeyError, ValueError) as error:
             raise Invalid("at_ms must be a time in milliseconds") from error
-        return json_response({"offset": await self.broker.admin.offset_at(tp, at_ms)})
+        return json_response({"offset": await self.broker.admin.offsets.at(tp, at_ms)})
 
     @operation("List where a partition's records are stored", answer=SegmentPage, right="log:read:{topic}")
     async def _segments(self, request: Request) -> Response:

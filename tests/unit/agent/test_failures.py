@@ -15,10 +15,10 @@ import pytest
 from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.batcher import BUFFER_BATCHES, STORE_RETRY_S, Batcher, BatchLimits, weigh
 from lakebed.agent.disk_queue import DiskQueue
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.files import Files
 from lakebed.agent.inspector import QueueInspector
 from lakebed.agent.model import AppendResult, DiskTrouble, Frame, QueuedBatch, QueueFull
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.run import BACKOFF_BASE_S, BACKOFF_CAP_S, Agent
 from lakebed.agent.sender import Sender
 from lakebed.agent.settings import AgentSettings

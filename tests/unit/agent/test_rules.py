@@ -12,8 +12,8 @@ import pytest
 from lakebed.agent import run
 from lakebed.agent.alerts import KINDS, Alerts, read_alerts
 from lakebed.agent.batcher import REPORTED_MAX, TIME_NS_MAX, BadSampleReporter, checked
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.model import QueuedBatch
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.settings import BATCH_BYTES_MAX, AgentSettings
 from lakebed.agent.sources import host
 from lakebed.agent.sources.scrape import LINE_CHARS_MAX, PROBLEMS_MAX, number_of, parse

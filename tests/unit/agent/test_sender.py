@@ -11,9 +11,9 @@ import pytest
 
 from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.disk_queue import DiskQueue
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.inspector import QueueInspector
 from lakebed.agent.model import DiskTrouble
-from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.verdict import CollectorResponse
 from lakebed.core.clock import ManualClock, settle

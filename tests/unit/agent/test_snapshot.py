@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lakebed.agent.order import SendLimits, SendOrder
+from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.settings import AgentSettings, TickFolder
 from lakebed.agent.snapshot import FILE, STALE, AgentConfig, ConfigSnapshot, read_config
 from lakebed.core.clock import ManualClock

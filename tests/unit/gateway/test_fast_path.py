@@ -17,9 +17,9 @@ from lakebed.core.errors import Unavailable
 from lakebed.core.http import direct
 from lakebed.core.retry import until_available
 from lakebed.gateway.app import build
+from lakebed.gateway.body_limits import BodyBudget, BodyLimits
 from lakebed.gateway.fast.direct import DIRECT_BYTES_MAX, BudgetShare, DirectRoutes
 from lakebed.gateway.fast.large_body import LARGE_BYTES, LARGE_BYTES_MAX, large_body
-from lakebed.gateway.limits import BodyBudget, BodyLimits
 from lakebed.gateway.listen import server_config
 from lakebed.gateway.protocol import HEAD_BYTES_MAX, HEAD_LINES_MAX
 from lakebed.gateway.settings import GatewaySettings

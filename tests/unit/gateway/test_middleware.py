@@ -15,7 +15,7 @@ from lakebed.core.errors import Invalid, Overloaded, Unavailable
 from lakebed.core.http import DirectRequest, DirectResponse
 from lakebed.gateway import middleware as module
 from lakebed.gateway.auth import Keyring
-from lakebed.gateway.limits import BodyLimits, HeadTooLarge
+from lakebed.gateway.body_limits import BodyLimits, HeadTooLarge
 from lakebed.gateway.middleware import DirectRoute, Middleware
 from lakebed.gateway.settings import GatewaySettings
 from support.gateway_fixtures import context_with

@@ -9,7 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from lakebed.core import errors
-from lakebed.gateway.limits import SlowBody
+from lakebed.gateway.body_limits import SlowBody
 from lakebed.gateway.problems import STATUSES, problem, status_of
 
 

@@ -11,7 +11,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context, Worker
 from lakebed.core.errors import Unavailable
 from lakebed.gateway.app import build
-from lakebed.wiring.processes import (
+from lakebed.wiring.worker_supervisor import (
     DOWN_AFTER,
     PAUSE_BASE_S,
     PAUSE_CAP_S,

@@ -11,7 +11,7 @@ import pytest
 from lakebed.core.errors import Invalid
 from lakebed.core.settings import Contradiction
 from lakebed.lifecycle.cluster import LogGap
-from lakebed.lifecycle.decide import EventMeaning, decide, meaning
+from lakebed.lifecycle.delete_decision import EventMeaning, decide, meaning
 from lakebed.lifecycle.dry_run import CANDIDATES, SCHEMA, ListedObject, _chunks, dry_run, judge, judging, ready
 from lakebed.lifecycle.engine import Activation, compile_policies
 from lakebed.lifecycle.model import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.lifecycle.decide import EventMeaning, guard, lock_forbids, meaning, resolution_of
+from lakebed.lifecycle.delete_decision import EventMeaning, guard, lock_forbids, meaning, resolution_of
 from lakebed.lifecycle.engine import (
     ActionRef,
     Activation,

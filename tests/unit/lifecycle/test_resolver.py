@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.errors import Corrupt, Denied, Invalid, NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.lifecycle.decide import outcome_of
+from lakebed.lifecycle.delete_decision import outcome_of
 from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.model import (
     ActionKey,

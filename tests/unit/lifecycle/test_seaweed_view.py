@@ -6,7 +6,7 @@ import pytest
 
 from lakebed.filer import s3
 from lakebed.filer.model import Attributes, FileChunk, FilerEntry, FilerEvent
-from lakebed.lifecycle.decide import EventMeaning, meaning
+from lakebed.lifecycle.delete_decision import EventMeaning, meaning
 from lakebed.lifecycle.seaweed import entries as view
 
 T_NS = 1_794_780_000_000_000_000

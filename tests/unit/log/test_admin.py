@@ -208,9 +208,9 @@ async def test_an_offset_by_time_is_never_below_the_start_of_the_log(host: Host)
     await host.append(broker, b"d")
     await broker.admin.trim(TP, 2)
 
-    assert 2 == await broker.admin.offset_at(TP, 0)
+    assert 2 == await broker.admin.offsets.at(TP, 0)
     await services.compactor.compact_once(TP)
-    assert 2 == await broker.admin.offset_at(TP, 0)
+    assert 2 == await broker.admin.offsets.at(TP, 0)
 
 
 async def test_an_offset_by_time_finds_the_pending_append(host: Host) -> None:
@@ -222,7 +222,7 @@ async def test_an_offset_by_time_finds_the_pending_append(host: Host) -> None:
     await left_pending(host, broker, b"c", b"d")
     admin = host.broker().admin
 
-    assert [1, 3, 3, 5] == [await admin.offset_at(TP, at) for at in (0, at_ms - 9_999, at_ms, at_ms + 1)]
+    assert [1, 3, 3, 5] == [await admin.offsets.at(TP, at) for at in (0, at_ms - 9_999, at_ms, at_ms + 1)]
 
 
 async def test_an_offset_by_time_is_looked_for_again_when_a_compaction_overtook_it(
@@ -243,5 +243,5 @@ async def test_an_offset_by_time_is_looked_for_again_when_a_compaction_overtook_
         return await batch(span)
 
     monkeypatch.setattr(broker.reader, "batch", once)
-    assert 1 == await broker.admin.offset_at(TP, 0)
+    assert 1 == await broker.admin.offsets.at(TP, 0)
     assert gone

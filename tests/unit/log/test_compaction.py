@@ -385,11 +385,11 @@ async def test_offsets_are_found_by_time_also_after_compaction(host: Host) -> No
         times.append(host.clock.now_ns() // 1_000_000)
         await host.append(broker, b"%d" % number, b"x")
         await host.clock.advance(10)
-    wanted = [broker.admin.offset_at(TP, at) for at in (0, times[1], times[1] + 1, times[3], times[3] + 1)]
+    wanted = [broker.admin.offsets.at(TP, at) for at in (0, times[1], times[1] + 1, times[3], times[3] + 1)]
     before = [await one for one in wanted]
     await services.compactor.compact_once(TP)
 
-    after = [await broker.admin.offset_at(TP, at) for at in (0, times[1], times[1] + 1, times[3], times[3] + 1)]
+    after = [await broker.admin.offsets.at(TP, at) for at in (0, times[1], times[1] + 1, times[3], times[3] + 1)]
 
     assert [1, 3, 5, 7, 9] == before == after
 
@@ -406,7 +406,7 @@ async def test_an_offset_by_time_that_cannot_be_found_is_not_the_end_of_the_log(
 
     monkeypatch.setattr(broker.reader, "batch", gone)
     with pytest.raises(Unavailable):
-        await broker.admin.offset_at(TP, 0)
+        await broker.admin.offsets.at(TP, 0)
 
 
 async def test_the_schedule_discovers_claims_and_compacts(host: Host) -> None:

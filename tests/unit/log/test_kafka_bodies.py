@@ -70,9 +70,9 @@ async def test_a_seek_by_timestamp_finds_the_first_record_that_is_not_older(host
     await broker.admin.trim(TP, 2)
     asked = (0, 1_000_001, 2_000_000, 2_000_001, 10**15)
 
-    before = [await broker.admin.offset_stamped(TP, at) for at in asked]
+    before = [await broker.admin.offsets.stamped(TP, at) for at in asked]
     await host.services(compact_min_entries=2).compactor.compact_once(TP)
-    after = [await host.broker().admin.offset_stamped(TP, at) for at in asked]
+    after = [await host.broker().admin.offsets.stamped(TP, at) for at in asked]
 
     assert before == after
     assert [(2, 1_000_000), (3, 2_000_000), (3, 2_000_000)] == before[:3]

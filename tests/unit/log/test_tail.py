@@ -29,7 +29,7 @@ async def test_an_append_that_is_only_pending_is_found_by_its_time(host: Host) -
     at_ms = now_ms(host.clock)
 
     assert 1 == len(host.meta_keys("/index/"))
-    assert [1, 3, 3, 5] == [await reading.admin.offset_at(TP, when) for when in (0, at_ms - 1, at_ms, at_ms + 1)]
+    assert [1, 3, 3, 5] == [await reading.admin.offsets.at(TP, when) for when in (0, at_ms - 1, at_ms, at_ms + 1)]
 
 
 async def test_a_published_file_that_is_not_what_its_name_says_is_passed_over(tmp_path: Path) -> None:

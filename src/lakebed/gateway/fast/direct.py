@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from lakebed.core import traces
 from lakebed.core.http import DIRECT_MARK
 from lakebed.gateway.auth import CERTIFICATE
-from lakebed.gateway.limits import BodyBudget, BodyLimits
+from lakebed.gateway.body_limits import BodyBudget, BodyLimits
 from lakebed.gateway.middleware import DirectRoute, Middleware
 
 DIRECT_BYTES_MAX = 256 * 1024  # the most that a connection holds before its request starts

@@ -132,7 +132,7 @@ class DataRequests:
             if part.timestamp in (EARLIEST, LATEST):
                 now = await self._broker.reader.control(tp)
                 return {**answer, "offset": now.log_start_offset if part.timestamp == EARLIEST else now.next_offset}
-            found = await self._broker.admin.offset_stamped(tp, part.timestamp)
+            found = await self._broker.admin.offsets.stamped(tp, part.timestamp)
             return {**answer, "offset": found[0], "timestamp": found[1]} if found is not None else answer
         except LakebedError as error:
             return {**answer, "error_code": code_of(error)}

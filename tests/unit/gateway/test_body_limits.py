@@ -17,7 +17,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.http import body_limit, streamed
 from lakebed.core.settings import Contradiction
 from lakebed.gateway.app import Gateway
-from lakebed.gateway.limits import BodyLimits, RequestBody
+from lakebed.gateway.body_limits import BodyLimits, RequestBody
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import state_of
 from support.gateway_fixtures import Sample

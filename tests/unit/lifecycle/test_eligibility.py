@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakebed.core.errors import Invalid
-from lakebed.lifecycle.evaluate import (
+from lakebed.lifecycle.eligibility import (
     action_kinds,
     delays,
     due_at,

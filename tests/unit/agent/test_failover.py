@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lakebed.agent.alerts import Alerts
+from lakebed.agent.failover import DEMOTED_S, WAITS_MAX, SendLimits, SendOrder
 from lakebed.agent.model import QueuedBatch
-from lakebed.agent.order import DEMOTED_S, WAITS_MAX, SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.core.clock import ManualClock
 from lakebed.core.ids import Ids

@@ -15,8 +15,8 @@ import msgspec
 
 from lakebed.core.errors import Corrupt, Denied, Invalid, LakebedError, NotFound, Stale, Unavailable
 from lakebed.lifecycle.cluster import LogGap
+from lakebed.lifecycle.eligibility import due_at, evaluate, origin_ns, verb_of
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, action_keys
-from lakebed.lifecycle.evaluate import due_at, evaluate, origin_ns, verb_of
 from lakebed.lifecycle.model import (
     ActionKey,
     Calendar,
