@@ -146,7 +146,7 @@ class Keyring:
         if not self._by_name:
             raise Unauthenticated(
                 "a key is required, and none exists",
-                hint="whoever has the bucket's credentials adds one: lakebed keys add NAME --rights '*'",
+                hint="add one with the bucket's credentials: lakebed keys add NAME --rights '*'",
             )
         if presented is None:
             raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
