@@ -100,8 +100,15 @@ def readable(name: str, value: Any) -> tuple[str, str]:
     return name, _cell(value)
 
 
+def _labels(names: Sequence[str]) -> list[str]:
+    """The names without their units; with them where two would be the same."""
+    short = [readable(name, None)[0] for name in names]
+    return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
+
+
 def _pairs(one: Mapping[str, Any]) -> None:
-    shown = [readable(key, value) for key, value in one.items()]
+    cells = [readable(key, value)[1] for key, value in one.items()]
+    shown = list(zip(_labels(list(one)), cells, strict=True))
     width = max((len(key) for key, _ in shown), default=0)
     for key, value in shown:
         print(f"{key:<{width}}  {value}")
@@ -117,7 +124,7 @@ def _table(rows: Iterable[Any], columns: Sequence[str]) -> None:
         say("(nothing)")
         return
     names = list(columns) or list(listed[0])
-    labels = [readable(name, None)[0] for name in names]
+    labels = _labels(names)
     cells = [[readable(name, row.get(name))[1] for name in names] for row in listed]
     console = Console()
     if not console.is_terminal:  # piped: plain columns that awk and cut understand

@@ -143,6 +143,11 @@ class Keyring:
             return found
         if scope["path"] in PUBLIC_PATHS or self._has_own_keys(scope):
             return NOBODY
+        if not self._by_name:
+            raise Unauthenticated(
+                "a key is required, and none exists",
+                hint="add one with the bucket's credentials: lakebed keys add NAME --rights '*'",
+            )
         if presented is None:
             raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
         raise Unauthenticated("the key is unknown", hint="check the key, or ask the operator for one")

@@ -7,6 +7,7 @@ call returns. A second signal ends the drain at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import signal
@@ -35,7 +36,8 @@ log = logger("gateway")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address; port 0 is chosen free. Raises Unavailable when it is taken."""
+    """A listening address; port 0 is chosen free. Raises Unavailable when it is taken, Invalid when the host is no
+    address of this machine."""
     check_port(port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)
@@ -44,6 +46,11 @@ def bind(host: str, port: int) -> socket.socket:
         made.bind((host, port))
     except OSError as error:
         made.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise Invalid(
+                f"cannot listen on host {host!r}: {error.strerror}",
+                hint="--host must be an address of this machine, as 127.0.0.1, or 0.0.0.0 for all of them",
+            ) from error
         raise Unavailable(
             f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another port, or 0 for a free one"
         ) from error

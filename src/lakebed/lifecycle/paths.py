@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from lakebed.core.errors import Invalid
 from lakebed.lifecycle.engine import ActionRef
 
 ROOT = "lifecycle/v1/"
@@ -16,6 +19,17 @@ BUCKETS = ROOT + "buckets/"
 LEDGER = ROOT + "ledger/"
 FOLD = ROOT + "ledger-fold.json"
 FOLD_LEASE = ROOT + "leases/fold.json"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # as S3 once allowed: buckets of before keep their names
+
+
+def checked_bucket(name: str) -> str:
+    """The name, as it is. Raises Invalid for one that no bucket has: it would become another path of the store."""
+    if not _BUCKET.fullmatch(name):
+        raise Invalid(
+            f"{name[:64]!r} is not the name of a bucket" if name else "the name of the bucket is empty",
+            hint="letters, digits, dots, hyphens and underscores, as `lakebed lifecycle rules list` shows it",
+        )
+    return name
 
 
 def reader(shard: int) -> str:

@@ -22,6 +22,7 @@ from lakebed.core.http import decode_json, json_response, operation
 from lakebed.lifecycle.dry_run import DryRun, dry_run
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.operator import STATUS_ROWS, Operator
+from lakebed.lifecycle.paths import checked_bucket
 from lakebed.lifecycle.policy import rules_of
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import Blocker, LedgerRow
@@ -258,7 +259,7 @@ def _limit(request: Request) -> int:
 def _bucket(request: Request, right: str) -> str:
     bucket = str(request.path_params["bucket"])
     request.state.principal.demand(f"{right}:{bucket}")
-    return bucket
+    return checked_bucket(bucket)
 
 
 def _key(request: Request) -> str:

@@ -241,10 +241,8 @@ class LogRoutes:
     async def _topic(self, request: Request) -> Response:
         """A topic's partitions, their offsets and record counts."""
         topic = self._topic_of(request, "read")
-        tps = await self.broker.admin.partitions(topic)
-        rows = [await self.broker.admin.describe(tp) for tp in tps]
-        config = await self.broker.admin.config(topic)
-        return json_response({"topic": topic, "partitions": rows, "config": config}, 200 if rows else 404)
+        rows = [await self.broker.admin.describe(tp) for tp in await self.broker.admin.existing(topic)]
+        return json_response({"topic": topic, "partitions": rows, "config": await self.broker.admin.config(topic)})
 
     @operation(right="log:read:{topic}")
     async def _partition(self, request: Request) -> Response:

@@ -249,7 +249,10 @@ def dlq_list(*, queue: Name = paths.DEFAULT, where: Where = Where(), output: Out
     """List the dead letters, oldest first."""
 
     async def work() -> list[Any]:
-        return await view.letters(where.context("cli"), queue, limit=LETTERS_MAX)
+        found = await view.letters(where.context("cli"), queue, limit=LETTERS_MAX)
+        if not found:
+            await _existing(where, queue)
+        return found
 
     emit(in_loop(work), output, columns=("id", "sequence", "rejections", "reason", "location"))
 

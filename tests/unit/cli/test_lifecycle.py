@@ -126,6 +126,33 @@ def test_a_policy_is_printed_as_it_was_put_and_removed_for_a_reason(shell: Shell
     assert [("lifecycle.rules-rm", {"bucket": "data"}, "unused", "done", "")] == shell.deeds()
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".uploads", " ", "a\n"])
+def test_what_is_no_buckets_name_is_refused_before_the_store_is_reached(
+    shell: Shell, site: Site, file: Path, tmp_path: Path, name: str
+) -> None:
+    """By every command that takes one: it would be another path of the store, as the folder of all buckets."""
+    exported = tmp_path / "export.jsonl"
+    exported.write_text(json.dumps({"bucket": name, "policy": policy().decode()}))
+    site.lake.policies[name] = b"<LifecycleConfiguration/>"
+    commands = [
+        ("rules", "rm", name, "--reason", "x"),
+        ("rules", "get", name),
+        ("rules", "put", name, str(file)),
+        ("rules", "diff", name, str(file)),
+        ("rules", "import", str(exported)),
+        ("ttl", "set", name, "1", "--reason", "x"),
+        ("pause", name),
+        ("why", name, "k"),
+    ]
+
+    answers = [shell("lifecycle", *words) for words in commands]
+
+    assert [exits.code_for(Invalid(""))] * len(commands) == [code for code, _, _ in answers]
+    assert all("of the bucket" in said or "of a bucket" in said for _, _, said in answers)
+    assert {name: b"<LifecycleConfiguration/>"} == site.lake.policies
+    assert ([], []) == (site.operator.calls, shell.deeds())
+
+
 def test_a_difference_exits_1_and_shows_both_sides(shell: Shell, site: Site, file: Path) -> None:
     """Without a policy in force everything is new; the same policy is no difference."""
     new, added, _ = shell("lifecycle", "rules", "diff", "data", str(file))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shlex
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from lakebed.demo.scenario import CheckResult
 from lakebed.embedded import commands as stack
 from lakebed.embedded.endpoints import BucketEndpoints, Endpoints, StackProcess, sha256_of
 from lakebed.embedded.supervise import ProcessStatus
+from lakebed.gateway.listen import bind
 from support.shell import Shell
 
 
@@ -382,3 +385,25 @@ def test_what_is_no_port_is_refused_by_its_number(shell: Shell, words: tuple[str
 
     assert exits.code_for(Invalid("")) == code
     assert "error: 99999 is not a port\nnext:  from 1 to 65535, or 0 for a free one" in err
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+        OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"),
+    ],
+)
+def test_a_host_that_is_no_address_of_this_machine_is_named(monkeypatch: pytest.MonkeyPatch, why: OSError) -> None:
+    """Another port would not help."""
+
+    class Unbound(socket.socket):
+        def bind(self, address: Any, /) -> None:
+            raise why
+
+    monkeypatch.setattr("lakebed.gateway.listen.socket.socket", Unbound)
+
+    with pytest.raises(Invalid, match=r"host 'nosuch\.invalid'") as raised:
+        bind("nosuch.invalid", 0)
+
+    assert "--host" in raised.value.hint and "port" not in raised.value.hint

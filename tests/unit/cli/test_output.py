@@ -56,6 +56,16 @@ def test_a_piped_table_has_a_header_and_one_line_for_each_row(capsys: pytest.Cap
     assert 'b\ta\tc\n1\t\t[1,{"x":2}]\n2\té\t\n' == capsys.readouterr().out
 
 
+def test_two_fields_that_differ_in_their_unit_only_keep_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a count and its bytes; the unit of others goes, since the value says it."""
+    one = {"undecided": 2, "undecided_bytes": 3000, "read_bytes": 10}
+    emit(one)
+    emit([one])
+
+    pairs = "undecided        2\nundecided_bytes  3.0 KB\nread             10 B\n"
+    assert f"{pairs}undecided\tundecided_bytes\tread\n2\t3.0 KB\t10 B\n" == capsys.readouterr().out
+
+
 def test_a_table_shows_the_columns_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """In the named order, and no others; plain values have a column of their own."""
     emit(ROWS, columns=("a", "b"))

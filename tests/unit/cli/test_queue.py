@@ -167,6 +167,17 @@ def test_a_letter_is_replayed_or_discarded_for_a_reason(shell: Shell) -> None:
     assert ("queue.replay", {"queue": "orders", "letter": letter}, "again", "done", "") == shell.deeds()[0]
 
 
+def test_letters_of_a_queue_that_does_not_exist_are_not_an_empty_list(shell: Shell) -> None:
+    """Not found, as in every other command; a queue without letters has an empty list."""
+    put(shell, "fine")
+
+    none = shell.data("queue", "dlq", "list", "-q", "orders")
+    code, out, said = shell("queue", "dlq", "list", "-q", "nosuch")
+
+    assert [] == none
+    assert (exits.code_for(NotFound("")), "") == (code, out) and "no queue nosuch" in said
+
+
 def test_a_discarded_letter_is_gone_from_its_queue_alone(shell: Shell) -> None:
     """A letter of another queue is not found under this one."""
     letter = bury(shell, "mail")

@@ -93,13 +93,28 @@ async def test_a_key_of_the_bucket_works_and_is_revoked_on_every_gateway_within_
 
 
 async def test_a_gateway_that_starts_after_the_last_key_was_revoked_is_closed() -> None:
-    """The bucket has a list of keys, an empty one: nobody is let in, on loopback either."""
-    context = context_with(ManualClock())
+    """The bucket has a list of keys, an empty one: nobody is let in, on loopback either. The answer says how to add a
+    key; the next gateway without a list is open."""
+    clock = ManualClock()
+    context = context_with(clock)
     await change(context, lambda known: added(known, ANN))
     await change(context, lambda known: without(known, "ann"))
 
     async with running(beside(context)) as late:
-        assert 401 == await status(late)
+        async with client_of(late) as client:
+            answers = [await client.get("/sample"), await client.get("/sample", headers={"x-api-key": SECRET})]
+        await change(context, lambda known: added(known, ANN))
+        await clock.advance(EVERY_S + 0.1)
+        recovered = await status(late)
+        await context.store.delete(LIST_KEY)
+        await clock.advance(EVERY_S + 0.1)
+        closed = await status(late, "none")
+    async with running(beside(context)) as reopened:
+        opened = await status(reopened, "none")
+
+    assert [401, 401] == [each.status_code for each in answers]
+    assert all("lakebed keys add" in each.json()["hint"] for each in answers)
+    assert (200, 401, 200) == (recovered, closed, opened)
 
 
 async def test_a_key_that_is_added_closes_an_open_gateway() -> None:

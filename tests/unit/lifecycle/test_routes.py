@@ -40,12 +40,15 @@ async def test_status_why_and_a_walk_on_demand() -> None:
         walked = await ask.post("/api/s3/buckets/b/lifecycle/rebootstrap")
         nothing = await ask.get("/api/s3/buckets/b/lifecycle/why")
         far = await ask.post("/api/s3/buckets/b/lifecycle/dry-run?days_ahead=x")
+        hidden = await ask.get("/api/s3/buckets/.uploads/lifecycle")
 
     assert ("event_driven", "complete", "r") == (row["mode"], row["bootstrap"], row["rule"])
     assert (0, 0) == (row["pending"], row["blockers"]) and row["lag_s"] >= 0
     assert (row["action"], 202, False) == (same["action"], ran.status_code, rescan)
     assert 2 == (await world.registers.wake.read()).value.count
-    assert 400 == far.status_code
+    assert (400, 400) == (far.status_code, hidden.status_code) and "not the name of a bucket" in hidden.json()[
+        "message"
+    ]
     assert [None, "DELETED"] == [one.get("outcome") for one in why]
     assert (202, 400) == (walked.status_code, nothing.status_code)
     assert (await world.state()).rescan

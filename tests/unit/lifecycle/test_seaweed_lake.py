@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
@@ -117,6 +117,9 @@ async def test_a_policy_is_put_and_removed_by_one_change_of_the_buckets_entry(wo
     await world.lake.put("b", b"")
     with pytest.raises(NotFound):
         await world.lake.put("missing", XML)
+    for none in ("", "..", "b/k"):
+        with pytest.raises(Invalid, match="bucket"):
+            await world.lake.put(none, b"")
 
     put, removed = world.tree.done
     (change,), (removal,) = put.mutations, removed.mutations

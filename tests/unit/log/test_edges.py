@@ -372,7 +372,8 @@ async def test_a_topic_is_described_and_configured_over_http(host: Host) -> None
     ]
     assert (200, {"retention_s": 5.5, "retention_bytes": 9}) == (put.status_code, put.json())
     assert put.json() == after["config"] and 400 == wrong.status_code
-    assert (404, []) == (missing.status_code, missing.json()["partitions"])
+    assert (404, "application/problem+json") == (missing.status_code, missing.headers["content-type"])
+    assert "topic nothing does not exist" == missing.json()["message"]
     assert ("ok", "roles both, 0 bytes buffered") == ((await routes.health()).status, (await routes.health()).detail)
     routes.broker.producer._held = routes.broker.settings.buffer_max_bytes
     assert "degraded" == (await routes.health()).status

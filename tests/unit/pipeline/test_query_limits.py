@@ -16,7 +16,16 @@ import pytest
 from lakebed.core.errors import Denied, Invalid, LakebedError, NotFound
 from lakebed.pipeline.tables import explore
 from lakebed.pipeline.tables.explore import Filter, QueryRows, TableExplorer, browse_sql, encoded, profile_sql, shown
-from lakebed.pipeline.tables.query import QueryLimits, QueryResult, QueryTooSlow, run, sql_name, tables_of
+from lakebed.pipeline.tables.query import (
+    NAME_CHARS_MAX,
+    QueryLimits,
+    QueryResult,
+    QueryTooSlow,
+    resolve,
+    run,
+    sql_name,
+    tables_of,
+)
 from support.tick_fixtures import context_of
 
 ORDERS = pa.table({"id": list(range(120)), "city": ["Basel", "Bern", None] * 40, "it's": ['a"b'] * 120})
@@ -140,6 +149,35 @@ def test_no_request_leaves_the_machine() -> None:
         server.server_close()
 
     assert [] == heard
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select * from {}",
+        "select * from gold.{}",
+        "select {}()",
+        "select {} from gold.acme.shop.orders",
+        "select cast(1 as {})",
+        "select 'a' collate {}",
+    ],
+)
+def test_an_endless_name_is_refused_before_it_is_compared_with_others(text: str) -> None:
+    """The engine looks for the nearest name, and its error would repeat this one; a long value is no name."""
+    with pytest.raises(Invalid, match=r"a name of 58000 characters") as raised:
+        ask(text.format("x" * 58_000))
+    (row,) = ask(f"select length('{'x' * 58_000}') as long").table.to_pylist()
+
+    assert len(raised.value.message) < 200
+    assert {"long": 58_000} == row
+
+
+def test_a_name_of_endless_parts_is_not_repeated_whole() -> None:
+    """Each part is short; the error is too."""
+    with pytest.raises(NotFound) as raised:
+        run(f"select * from {'.'.join(['ab'] * 19_000)}", lambda path: resolve(path, ["gold/shop/orders"]), LIMITS)
+
+    assert len(raised.value.message) < 2 * NAME_CHARS_MAX
 
 
 def test_a_query_that_takes_too_long_is_stopped() -> None:

@@ -101,11 +101,12 @@ def rules_export(*, where: Where = Where()) -> None:
 @rules.command(name="import")
 def rules_import(file: File, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Put every policy of an export. All are checked before the first is put."""
+    from lakebed.lifecycle.paths import checked_bucket
     from lakebed.lifecycle.policy import as_xml
 
     try:
         lines = [msgspec.json.decode(line, type=dict[str, str]) for line in bytes_of(file).splitlines() if line.strip()]
-        found = [(line["bucket"], line["policy"].encode()) for line in lines]
+        found = [(checked_bucket(line["bucket"]), line["policy"].encode()) for line in lines]
     except (msgspec.DecodeError, KeyError) as error:
         raise Invalid(f"{file} is not an export: {error}") from error
 

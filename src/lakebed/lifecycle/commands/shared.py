@@ -13,7 +13,15 @@ from lakebed.cli.where import Where, as_operator, in_loop
 from lakebed.core.errors import Invalid
 
 R = TypeVar("R")
-Bucket = Annotated[str, Parameter(help="the bucket")]
+
+
+def _bucket_name(_kind: object, name: str) -> None:
+    from lakebed.lifecycle.paths import checked_bucket
+
+    checked_bucket(name)
+
+
+Bucket = Annotated[str, Parameter(help="the bucket", validator=_bucket_name)]
 OneBucket = Annotated[str, Parameter(help="only this bucket")]
 DryRunFlag = Annotated[bool, Parameter(name="--dry-run", negative="", help="show what would be done, change nothing")]
 Reason = Annotated[str, Parameter(help="why; recorded in the audit trail")]

@@ -23,6 +23,7 @@ from lakebed.filer.model import (
 )
 from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.model import ObjectEntry, Position, Verb
+from lakebed.lifecycle.paths import checked_bucket
 from lakebed.lifecycle.seams import ChangeEvent, Family, Policy, Removal
 from lakebed.lifecycle.seaweed import entries as layout
 from lakebed.lifecycle.seaweed.deletes import SeaweedDeleter
@@ -78,8 +79,9 @@ class SeaweedLake:
                     yield event.path.rpartition("/")[2]
 
     async def put(self, bucket: str, text: bytes) -> None:
-        """One change of the bucket's own entry. Raises NotFound when there is no such bucket."""
-        await self._bucket(bucket)
+        """One change of the bucket's own entry. Raises Invalid for what is no bucket's name, NotFound when there is no
+        such bucket."""
+        await self._bucket(checked_bucket(bucket))
         change = Mutation(
             MutationKind.PATCH_EXTENDED,
             s3.BUCKETS,

@@ -31,6 +31,8 @@ TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "repeat", "js
 Dataset = Callable[[str], Any]  # a table's path -> its PyArrow dataset
 TableName = tuple[str, ...]  # its parts in the query, at least two
 IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
+NAME_CHARS_MAX = 1000  # DuckDB compares an unknown name with all that it knows: 1 s for a function's of 58,000
+NAMED = ("function_name", "type_name", "collation", "table_name", "column_names", "path")  # in its tree of a query
 
 
 class QueryLimits(msgspec.Struct, frozen=True):
@@ -142,6 +144,11 @@ def tables_of(text: str) -> set[TableName]:
         )
         raise Invalid(f"not a query: {message}", hint="one select statement: select … from layer.project.table")
     for node in _nodes(tree):
+        if long := [name for key in NAMED for name in _texts(node.get(key)) if len(name) > NAME_CHARS_MAX]:
+            raise Invalid(
+                f"a name of {len(long[0])} characters is in the query: {long[0][:40]}…",
+                hint=f"names have at most {NAME_CHARS_MAX} characters",
+            )
         if node.get("type") == "TABLE_FUNCTION" and _function(node) not in TABLE_FUNCTIONS:
             raise Invalid(f"{_function(node)}(…) is not allowed in a query", hint="read tables by their names")
     names = {_name(node) for node in _nodes(tree) if node.get("type") == "BASE_TABLE"}
@@ -181,6 +188,10 @@ def _nodes(node: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(each)
 
 
+def _texts(value: Any) -> list[str]:
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+
+
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -206,6 +217,7 @@ def resolve(name: str, known: Sequence[str]) -> str:
     meant = [each for each in known if each.startswith(f"{layer}/") and rest and each.endswith(f"/{rest}")]
     if len(meant) == 1:
         return meant[0]
+    name = name[:NAME_CHARS_MAX]
     near = meant or get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "lakebed tables list"
     raise NotFound(f"{'several tables are' if meant else 'there is no table'} {name}", hint=hint)
