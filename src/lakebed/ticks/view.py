@@ -43,6 +43,7 @@ class TickStatus(msgspec.Struct, frozen=True):
     created_at_ms: int = 0
     rows_sent: int | None = None  # by its manifest
     run: str = ""  # the record of the finalize that failed
+    logged: bool = False  # its state has the log of the finalize that committed it
 
 
 class ProjectStatus(msgspec.Struct, frozen=True):
@@ -117,6 +118,7 @@ def _tick_status(state: TickState) -> TickStatus:
         created_at_ms=state.created_at_ms,
         rows_sent=_rows_sent(state.manifest),
         run=failure.run if failure else "",
+        logged=bool(state.log),
     )
 
 
@@ -154,7 +156,7 @@ class TickView(msgspec.Struct, frozen=True):
     versions: dict[str, int] = {}
     report: Any = None
     message: str = ""
-    log: str = ""  # what the silver job logged, or the finalize that failed
+    log: str = ""  # what the finalize logged, and then the silver job
     spark_page: str = ""  # where Spark shows the jobs of its session, while that runs
 
 
@@ -243,17 +245,21 @@ async def view(context: Context, tick: TickId) -> TickView:
         versions=commit.bronze.versions if commit else {},
         report=report,
         message=state.failure.message if state.failure else "",
-        log=str(dispatched.fields.get(LOG, "")) if dispatched else await _finalize_log(context, state),
+        log="\n".join(filter(None, (await _finalize_log(context, state), _silver_log(dispatched)))),
         spark_page=spark_page(report),
     )
 
 
 async def _finalize_log(context: Context, state: TickState) -> str:
     if state.failure is None or not state.failure.run:
-        return ""
+        return "\n".join(state.log)
     with suppress(NotFound, Corrupt, Invalid):  # records are kept for less long than ticks
         return "\n".join((await read_run(context, state.failure.run)).log)
     return ""
+
+
+def _silver_log(dispatched: AuditRow | None) -> str:
+    return str(dispatched.fields.get(LOG, "")) if dispatched else ""
 
 
 def spark_page(report: Any) -> str:
