@@ -22,7 +22,6 @@ from lakebed.console.page import (
     SearchSource,
     by_field,
     deferred,
-    link,
 )
 from lakebed.core.context import Context
 
@@ -88,12 +87,8 @@ class BatchesPage(PartPage):
             samples |= await request.load(batch=self.batch(agent, batch))
         return samples, {"metric": metric, "match": match, "span": span, "agent": agent, "batch": batch}
 
-    def searched(self) -> dict[str, SearchSource]:
-        return {
-            "agent": SearchSource(
-                self.agents(), lambda rows: [(row.agent_id, link(self.path, agent=row.agent_id)) for row in rows]
-            )
-        }
+    def searched(self) -> SearchSource:
+        return SearchSource("agent", self.agents(), "agent_id")
 
     def overview(self) -> dict[str, DataSource]:
         return {"conflicts": self.conflicts(), "reconciler": self.reconciler(), "heard": self.heard()}

@@ -34,13 +34,13 @@ Fields = dict[str, str]
 Owned = Callable[[Principal, Any], bool]
 
 
+def field_of(row: Any, field: str) -> str:
+    return str(row[field] if isinstance(row, dict) else getattr(row, field))
+
+
 def by_field(field: str) -> Owned:
     """A row belongs to the owner of the thing that this field names."""
-
-    def owned(principal: Principal, row: Any) -> bool:
-        return principal.owns(str(row[field] if isinstance(row, dict) else getattr(row, field)))
-
-    return owned
+    return lambda principal, row: principal.owns(field_of(row, field))
 
 
 class DataSource(msgspec.Struct, frozen=True):
@@ -176,10 +176,16 @@ class PageRequest(msgspec.Struct, frozen=True):
 
 
 class SearchSource(msgspec.Struct, frozen=True):
-    """Names that the search field finds: a source, and how its value gives names with their addresses."""
+    """Names that the search field finds: a field of the rows of a source. `kind` is also the parameter of the page."""
 
+    kind: str
     source: DataSource
-    links: Callable[[Any], list[tuple[str, str]]]
+    field: str
+
+    def links(self, path: str, rows: Any) -> list[tuple[str, str]]:
+        """Pure: each name once, with its address on the page at `path`."""
+        names = dict.fromkeys(field_of(row, self.field) for row in rows)
+        return [(name, link(path, **{self.kind: name})) for name in names]
 
 
 class Download(msgspec.Struct, frozen=True):
@@ -216,9 +222,9 @@ class PartPage(ABC):
         """What the page shows as a file, where `exports` is set. Demands the caller's rights itself."""
         raise NotFound(f"{self.title} has no export")
 
-    def searched(self) -> dict[str, SearchSource]:
-        """What the search field finds of this part, by its kind."""
-        return {}
+    def searched(self) -> SearchSource | None:
+        """What the search field finds of this part."""
+        return None
 
     def overview(self) -> dict[str, DataSource]:
         """The data that the overview needs of this part, by its name there."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.console.page import PageRequest, PageSamples, PartPage, SearchSource
+from lakebed.console.page import PageRequest, PageSamples, PartPage
 from lakebed.core.context import Context
 
 FOUND_MAX = 20  # of one kind
@@ -31,16 +31,16 @@ class SearchPage(PartPage):
 
     def __init__(self, context: Context, parts: Sequence[PartPage]) -> None:
         super().__init__(context)
-        self._sources: dict[str, SearchSource] = {name: one for part in parts for name, one in part.searched().items()}
+        self._sources = {one.kind: (one, part.path) for part in parts if (one := part.searched()) is not None}
 
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
         text = request.query.text("q").strip()
-        samples = await request.load(**{name: one.source for name, one in self._sources.items()}) if text else {}
+        samples = await request.load(**{kind: one.source for kind, (one, _) in self._sources.items()}) if text else {}
         hits = [
             hit
-            for name, sample in samples.items()
-            if sample.value is not None
-            for hit in matching(name, self._sources[name].links(sample.value), text)
+            for kind, (one, path) in self._sources.items()
+            if kind in samples
+            for hit in matching(kind, one.links(path, samples[kind].value or ()), text)
         ]
         return samples, {"q": text, "hits": hits}
 

@@ -186,7 +186,9 @@ def html_report(outcome: DemoResult, observer: Observer, *, scale: float, seed: 
     page.bars("Count", {name: total(last, metric, **labels) for name, metric, labels in TROUBLES})
     _lag(page, observer)
     _requests(page, observer, requests)
-    page.section("Durations").bars("Scenarios", outcome.seconds, unit="s")
+    page.section("Durations", "How long each scenario took; several run at a time.").bars(
+        "Scenarios", outcome.seconds, unit="s"
+    )
     page.section("Checks").verdicts(
         [
             ReportVerdict(each.name, each.held, each.seen, each.scenario)

@@ -21,7 +21,6 @@ from lakebed.console.page import (
     SearchSource,
     by_field,
     deferred,
-    link,
 )
 from lakebed.lifecycle import view
 from lakebed.lifecycle.operator import Operator
@@ -174,11 +173,8 @@ class LifecyclePage(PartPage):
                 samples |= await request.load(forecast=self.forecast(bucket, key))
         return samples, {"bucket": bucket, "key": key, "days": days, "policy": policy, "preview": query.text("preview")}
 
-    def searched(self) -> dict[str, SearchSource]:
-        def links(rows: Any) -> list[tuple[str, str]]:
-            return [(name, link(self.path, bucket=name)) for name in sorted({row["bucket"] for row in rows})]
-
-        return {"bucket": SearchSource(self.rules(), links)}
+    def searched(self) -> SearchSource:
+        return SearchSource("bucket", self.rules(), "bucket")
 
     def overview(self) -> dict[str, DataSource]:
         return {"blockers": self.blockers(), "streams": self.streams()}

@@ -23,7 +23,6 @@ from lakebed.console.page import (
     by_field,
     deferred,
     first,
-    link,
     whole,
 )
 from lakebed.core.clock import now_ms
@@ -201,12 +200,8 @@ class LogPage(PartPage):
         more = {"search": text, "time": query.text("time")}
         return samples, {"topic": topic, "partition": partition, "offset": offset, **more}
 
-    def searched(self) -> dict[str, SearchSource]:
-        return {
-            "topic": SearchSource(
-                self.topics(), lambda rows: [(row.topic, link(self.path, topic=row.topic)) for row in rows]
-            )
-        }
+    def searched(self) -> SearchSource:
+        return SearchSource("topic", self.topics(), "topic")
 
     def overview(self) -> dict[str, DataSource]:
         return {"topics": self.topics()}

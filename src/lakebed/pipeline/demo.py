@@ -11,7 +11,6 @@ import msgspec
 from lakebed.batches import paths
 from lakebed.batches.settings import ReconcilerSettings
 from lakebed.core.context import Context
-from lakebed.core.feed import Limit
 from lakebed.demo.scenario import ScenarioContext
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.rollups.demo import prove_rollups
@@ -20,13 +19,14 @@ from lakebed.spark.settings import SparkSettings
 from lakebed.store.settings import StoreSettings
 
 if TYPE_CHECKING:
+    from lakebed.pipeline.bronze.runs import IngestReport
     from lakebed.pipeline.tables.table import Table
 
 TITLE = "Spark and tables, without jars"
 NEXT = ("lakebed env", "lakebed pipeline run", "lakebed audit")
 AFTER = ("agent", "queue", "log", "ticks")  # the objects they wrote become rows, and are audited
 APPLICATION = "demo"
-STEPS_MAX = 1_000
+STEP_OBJECTS = 500  # of one commit: bronze has several versions then
 GRACE_S = 1.0  # no agent sends any more
 
 
@@ -65,7 +65,7 @@ def _tabulate(stage: ScenarioContext, context: Context, listed: list[tuple[str, 
     stage.check("an upsert replaces by key", upserted.rows_replaced == min(3, len(listed)), f"{total[1]} bytes in all")
     stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
     _read_elsewhere(stage, table, wanted[0])
-    check_bronze(stage, context, spark)
+    check_bronze(stage, context, spark, settings)
     check_gold(stage, context, spark, settings)
     asyncio.run(prove_rollups(stage, context, spark_job(context, spark)))
     check_conserved(stage, context, spark)
@@ -82,25 +82,26 @@ def _read_elsewhere(stage: ScenarioContext, table: Table, wanted: int) -> None:
     stage.check("delta-rs reads the same version", found == (table.snapshot().version, wanted), f"version {found[0]}")
 
 
-def check_bronze(stage: ScenarioContext, context: Context, spark: Any) -> None:
+def load_samples(context: Context, settings: SparkSettings) -> IngestReport:
+    """Loads every accepted batch into bronze as the pipeline does, so that the runs page has the load."""
+    from lakebed.pipeline.bronze.ingestion import SAMPLES_WORD, Ingestion
+
+    given = context.settings.having(settings).having(BronzeSettings(step_objects=STEP_OBJECTS))
+    (report,) = Ingestion(msgspec.structs.replace(context, settings=given)).run(only=[SAMPLES_WORD])
+    return report
+
+
+def check_bronze(stage: ScenarioContext, context: Context, spark: Any, settings: SparkSettings) -> None:
     """Loads every accepted batch into bronze; checks it against the manifests and against the agents' own disks."""
     from lakebed.pipeline.bronze.samples import SampleLoader
 
     sent = asyncio.run(_sent(context))
     if not sent:
         return
-    samples = SampleLoader(spark, context)
-    reports = []
-    for _ in range(STEPS_MAX):
-        report = samples.step(Limit(objects=500))
-        if report is None:
-            break
-        reports.append(report)
-    good, rows_in = sum(report.good for report in reports), sum(report.rows_in for report in reports)
-    stage.report(
-        f"{rows_in} samples of {sum(report.objects for report in reports)} accepted batches were loaded into bronze"
-    )
-    rows = samples.table.read(columns=["agent_id", "boot_id", "seq", "metric", "value"]).cache()
+    report = load_samples(context, settings)
+    good = report.good
+    stage.report(f"{report.rows_in} samples of {report.objects} accepted batches were loaded into bronze")
+    rows = SampleLoader(spark, context).table.read(columns=["agent_id", "boot_id", "seq", "metric", "value"]).cache()
     found = rows.groupBy("agent_id", "boot_id").agg({"seq": "count"}).collect()
     counted = {(row["agent_id"], row["boot_id"]): row["count(seq)"] for row in found}
     distinct = rows.select("agent_id", "boot_id", "seq").distinct().count()

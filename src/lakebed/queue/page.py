@@ -18,7 +18,6 @@ from lakebed.console.page import (
     SearchSource,
     by_field,
     deferred,
-    link,
 )
 from lakebed.queue import view
 from lakebed.queue.model import QueueStatus
@@ -111,12 +110,8 @@ class QueuePage(PartPage):
                 samples |= await request.load(batch=self.batch(name, batch))
         return samples, {"queue": name, "batch": batch, "state": query.text("state"), "owner": query.text("owner")}
 
-    def searched(self) -> dict[str, SearchSource]:
-        return {
-            "queue": SearchSource(
-                self.queues(), lambda rows: [(row.queue, link(self.path, queue=row.queue)) for row in rows]
-            )
-        }
+    def searched(self) -> SearchSource:
+        return SearchSource("queue", self.queues(), "queue")
 
     def overview(self) -> dict[str, DataSource]:
         return {"queues": self.queues()}

@@ -28,7 +28,7 @@ from lakebed.core.errors import (
     Unprocessable,
 )
 from lakebed.core.logs import logger
-from lakebed.core.runs import RunLog
+from lakebed.core.runs import ActiveRun, RunLog
 from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.ticks import commit_times, paths, verification
@@ -146,7 +146,7 @@ class Finalizer:
                 self._runs.record(FINALIZE, of.path, named) as run,
             ):
                 run.answers = (PartsDiffer, TooEarly, Overloaded)
-                result = await self._commit(of, body, epoch, run.name)
+                result = await self._commit(of, body, epoch, run)
                 run.idle, run.rows_out = True, result.rows_inserted + result.rows_replaced
         except Fenced as error:
             raise Unavailable("another replica has claimed this project", hint="finalize again") from error
@@ -156,11 +156,12 @@ class Finalizer:
         self._seconds.observe(self._clock.monotonic_s() - began_s)
         return result
 
-    async def _commit(self, of: TickId, body: bytes, epoch: int, run: str) -> FinalizeResult:
+    async def _commit(self, of: TickId, body: bytes, epoch: int, run: ActiveRun) -> FinalizeResult:
         register = register_of(self._context, of)
         seen = (await register.read()).value
         if seen.result is not None:
             return seen.result
+        run.note(f"{iso(run.began_ms)} finalize on {self._context.node}")
         record = await recorded(self._context.store, of)
         if record is not None:
             self._same_or_raise(body, record)
@@ -170,11 +171,14 @@ class Finalizer:
             except BadManifest as error:
                 await self._fail(register, error, epoch, run, by_bronze=False)
                 raise
+            self._note(run, f"{len(verified.keys)} parts verified")
             await register.change(
                 lambda now: tick.begin(now, seen, sent, epoch=epoch, now_ms=now_ms(self._clock)), epoch=epoch
             )
             record = await self._record(of, verified, body, await self._write(verified, register, epoch, run))
+        self._note(run, f"committed at {record.committed_at}")
         await self._queue.send(self._message(record))
+        self._note(run, "message to silver sent")
         await commit_times.note(self._context, of)
         await self._committed.create(self._row(record))
         result = FinalizeResult(
@@ -182,8 +186,12 @@ class Finalizer:
         )
         manifest = verification.parsed(body)
         return await register.change(
-            lambda now: tick.finish(now, of, result, manifest=manifest, now_ms=now_ms(self._clock)), epoch=epoch
+            lambda now: tick.finish(now, of, result, manifest=manifest, log=run.lines, now_ms=now_ms(self._clock)),
+            epoch=epoch,
         )
+
+    def _note(self, run: ActiveRun, words: str) -> None:
+        run.note(f"+{now_ms(self._clock) - run.began_ms} ms {words}")
 
     def _same_or_raise(self, body: bytes, record: CommitRecord) -> None:
         """Raises BadManifest when a committed tick is finalized with another manifest, however long ago it was."""
@@ -217,9 +225,11 @@ class Finalizer:
         verified = BronzeTick(of.org_id, of.project_id, of.tick_id, found.dt or self._day(), found.tables, keys, epoch)
         return verified, msgspec.json.decode(body)
 
-    async def _write(self, verified: BronzeTick, register: Register[TickState], epoch: int, run: str) -> BronzeResult:
+    async def _write(
+        self, verified: BronzeTick, register: Register[TickState], epoch: int, run: ActiveRun
+    ) -> BronzeResult:
         try:
-            return await self._bronze.commit(verified)
+            done = await self._bronze.commit(verified)
         except BadManifest as error:
             await self._fail(register, error, epoch, run, by_bronze=True)
             raise
@@ -227,12 +237,15 @@ class Finalizer:
             refused = BadManifest("rows_refused", error.message, hint=error.hint)
             await self._fail(register, refused, epoch, run, by_bronze=True)
             raise refused from error
+        tables = etag_of(done.versions)
+        self._note(run, f"bronze: {done.rows_inserted} rows inserted, {done.rows_replaced} replaced, {tables}")
+        return done
 
     async def _fail(
-        self, register: Register[TickState], error: BadManifest, epoch: int, run: str, *, by_bronze: bool
+        self, register: Register[TickState], error: BadManifest, epoch: int, run: ActiveRun, *, by_bronze: bool
     ) -> None:
         self._results.labels(outcome="refused").inc()
-        failure = TickFailure(error.detail["error_class"], error.message, run)
+        failure = TickFailure(error.detail["error_class"], error.message, run.name)
         log.warning("finalize refused", error_class=failure.error_class, error=error.message, by_bronze=by_bronze)
         await register.change(
             lambda now: tick.fail(now, failure, by_bronze=by_bronze, now_ms=now_ms(self._clock)), epoch=epoch

@@ -368,7 +368,10 @@ def page(
         unit="s", marks=marks, about="By the moment its folder was ready.",
     )  # fmt: skip
     report.section("Latency").histogram(
-        "From ready to committed", [tick.committed_s - tick.ready_s for tick in ticks if tick.committed_s], unit="s"
+        "From ready to committed",
+        [tick.committed_s - tick.ready_s for tick in ticks if tick.committed_s],
+        unit="s",
+        about="A long tail to the right is what p99 measures.",
     )
     report.section("The scenario").table(
         ("setting", "value"), [(name, str(value)) for name, value in msgspec.structs.asdict(scenario).items()]

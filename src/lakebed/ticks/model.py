@@ -139,8 +139,14 @@ class TickFailure(msgspec.Struct, frozen=True):
     run: str = ""
 
 
+LOG_LINES, LOG_CHARS = 20, 200  # of a finalize that committed: the last lines, and the start of each
+
+
 class TickState(msgspec.Struct, frozen=True):
-    """The tick's register. `finalizing_epoch` is the epoch of the lease under which it was last finalized."""
+    """The tick's register. `finalizing_epoch` is the epoch of the lease under which it was last finalized.
+
+    `log` is what the finalize that committed it logged; empty in older states.
+    """
 
     schema: str = STATE_SCHEMA
     org_id: str = ""
@@ -155,6 +161,7 @@ class TickState(msgspec.Struct, frozen=True):
     created_at_ms: int = 0
     updated_at_ms: int = 0
     committed_at_ms: int = 0
+    log: tuple[str, ...] = ()
 
     @property
     def exists(self) -> bool:

@@ -41,6 +41,7 @@ class TicksRuns(RecordedRuns):
 def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
     named = {"org": project.org_id, "project": project.project_id, "tick": tick.tick_id}
     rows = None if tick.rows_inserted is None else tick.rows_inserted + (tick.rows_replaced or 0)
+    href = f"/ticks?{urlencode(named)}"
     return RunRecord(
         "tick",
         f"{project.org_id}/{project.project_id}/{tick.tick_id}",
@@ -50,8 +51,8 @@ def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
         rows_in=tick.rows_sent,
         rows_out=rows,
         reason=tick.message or f"{tick.parts} parts",
-        href=f"/ticks?{urlencode(named)}",
-        log_href=run_link(tick.run) if tick.run else "",
+        href=href,
+        log_href=run_link(tick.run) if tick.run else href if tick.logged else "",
     )
 
 

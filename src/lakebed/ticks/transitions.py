@@ -7,12 +7,23 @@ uploading → finalizing → committed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from lakebed.core.errors import Conflict, TooEarly, Unprocessable
-from lakebed.ticks.model import BadManifest, FinalizeResult, PartDiffers, StoredPart, TickFailure, TickId, TickState
+from lakebed.ticks.model import (
+    LOG_CHARS,
+    LOG_LINES,
+    BadManifest,
+    FinalizeResult,
+    PartDiffers,
+    StoredPart,
+    TickFailure,
+    TickId,
+    TickState,
+)
 
 EXPIRED = "expired"
 
@@ -76,9 +87,11 @@ def other_manifest() -> BadManifest:
 
 
 def finish(
-    now: TickState, tick: TickId, result: FinalizeResult, *, manifest: Any, now_ms: int
+    now: TickState, tick: TickId, result: FinalizeResult, *, manifest: Any, now_ms: int, log: Iterable[str] = ()
 ) -> tuple[TickState, FinalizeResult]:
-    """Caches the result. The first one stays, and so does a pinned manifest: a state that was swept gets it again."""
+    """Caches the result, with the end of the log. The first one stays, and so does a pinned manifest: a state that was
+    swept gets it again.
+    """
     if now.result is not None:
         return now, now.result
     after = msgspec.structs.replace(
@@ -92,6 +105,7 @@ def finish(
         failure=None,
         updated_at_ms=now_ms,
         committed_at_ms=now_ms,
+        log=tuple(line[:LOG_CHARS] for line in tuple(log)[-LOG_LINES:]),
     )
     return after, result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.runs import read_run
 from lakebed.store.lease import Lease
 from lakebed.store.model import read_record
-from lakebed.ticks import paths
+from lakebed.ticks import commit_times, paths
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED, LOG, AuditRow
 from lakebed.ticks.auditor import DispatchAuditor
@@ -26,6 +27,8 @@ from lakebed.ticks.receiver import register_of
 
 TICKS_MAX = 100  # the latest ticks of a project; ids start with their time
 READS_AT_ONCE = 16
+COUNTED_MAX = 500  # ticks read by one count
+FINISHED_MS = 60_000  # a commit is noted so long before its state has the result, at most
 LOOK_BACK_S = (86_400.0, 30 * 86_400.0)  # the latest are searched here before everything is listed
 LISTED_MAX = 20_000  # keys of one such search
 
@@ -43,6 +46,7 @@ class TickStatus(msgspec.Struct, frozen=True):
     created_at_ms: int = 0
     rows_sent: int | None = None  # by its manifest
     run: str = ""  # the record of the finalize that failed
+    logged: bool = False  # its state has the log of the finalize that committed it
 
 
 class ProjectStatus(msgspec.Struct, frozen=True):
@@ -57,19 +61,24 @@ async def project_status(context: Context, org_id: str, project_id: str) -> Proj
     """The latest ticks of a project, newest first, and its owner; empty when no replica owns it now."""
     listed = await _latest(context, paths.states(org_id, project_id))
     names = [key.rpartition("/")[2].removesuffix(".json") for key in listed]
-    gate = asyncio.Semaphore(READS_AT_ONCE)
-
-    async def read(name: str) -> TickState:
-        async with gate:
-            return (await register_of(context, TickId(org_id, project_id, name)).read()).value
-
-    found = [state for state in await asyncio.gather(*map(read, reversed(names))) if state.exists]
+    read = await _states(context, [TickId(org_id, project_id, name) for name in reversed(names)])
+    found = [state for state in read if state.exists]
     states: dict[str, int] = {}
     for state in found:
         states[state.state] = states.get(state.state, 0) + 1
     return ProjectStatus(
         org_id, project_id, await _owner(context, org_id, project_id), states, tuple(map(_tick_status, found))
     )
+
+
+async def _states(context: Context, ticks: Iterable[TickId]) -> list[TickState]:
+    gate = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def read(tick: TickId) -> TickState:
+        async with gate:
+            return (await register_of(context, tick).read()).value
+
+    return await asyncio.gather(*map(read, ticks))
 
 
 async def _latest(context: Context, folder: str) -> list[str]:
@@ -117,6 +126,7 @@ def _tick_status(state: TickState) -> TickStatus:
         created_at_ms=state.created_at_ms,
         rows_sent=_rows_sent(state.manifest),
         run=failure.run if failure else "",
+        logged=bool(state.log),
     )
 
 
@@ -154,7 +164,7 @@ class TickView(msgspec.Struct, frozen=True):
     versions: dict[str, int] = {}
     report: Any = None
     message: str = ""
-    log: str = ""  # what the silver job logged, or the finalize that failed
+    log: str = ""  # what the finalize logged, and then the silver job
     spark_page: str = ""  # where Spark shows the jobs of its session, while that runs
 
 
@@ -190,22 +200,18 @@ async def project_statuses(context: Context, org_id: str = "", project_id: str =
 
 
 async def committed_between(context: Context, from_ms: int, to_ms: int) -> tuple[int, int]:
-    """Ticks committed in (from_ms, to_ms] and their rows, by any replica.
+    """Ticks committed in (from_ms, to_ms] and their rows, by any replica, whatever the time in their id.
 
-    Lists the ticks of the last day and reads those that changed in the span, at most TICKS_MAX of a project.
+    Lists the notes of commits from FINISHED_MS before the span on, and reads the states of at most COUNTED_MAX ticks.
     """
-    ticks = rows = 0
-    for org, project in await projects(context):
-        folder, keys = paths.states(org, project), list[str]()
-        async for info in context.store.list(folder, after=f"{folder}{_stamp(to_ms / 1000 - LOOK_BACK_S[0])}"):
-            if from_ms < info.modified_ms and len(keys) < TICKS_MAX:
-                keys.append(info.key.rpartition("/")[2].removesuffix(".json"))
-        for name in keys:
-            state = (await register_of(context, TickId(org, project, name)).read()).value
-            if state.result is not None and from_ms < state.updated_at_ms <= to_ms:
-                ticks += 1
-                rows += state.result.rows_inserted + state.result.rows_replaced
-    return ticks, rows
+    noted: set[TickId] = set()
+    async for at_ms, tick in commit_times.since(context, from_ms - FINISHED_MS):
+        if at_ms > to_ms or len(noted) == COUNTED_MAX:
+            break
+        noted.add(tick)
+    states = [state for state in await _states(context, noted) if from_ms < state.updated_at_ms <= to_ms]
+    results = [state.result for state in states if state.result is not None]
+    return len(results), sum(result.rows_inserted + result.rows_replaced for result in results)
 
 
 async def silver_status(context: Context, watch: DispatchAuditor | None = None) -> dict[str, Any]:
@@ -243,17 +249,21 @@ async def view(context: Context, tick: TickId) -> TickView:
         versions=commit.bronze.versions if commit else {},
         report=report,
         message=state.failure.message if state.failure else "",
-        log=str(dispatched.fields.get(LOG, "")) if dispatched else await _finalize_log(context, state),
+        log="\n".join(filter(None, (await _finalize_log(context, state), _silver_log(dispatched)))),
         spark_page=spark_page(report),
     )
 
 
 async def _finalize_log(context: Context, state: TickState) -> str:
     if state.failure is None or not state.failure.run:
-        return ""
+        return "\n".join(state.log)
     with suppress(NotFound, Corrupt, Invalid):  # records are kept for less long than ticks
         return "\n".join((await read_run(context, state.failure.run)).log)
     return ""
+
+
+def _silver_log(dispatched: AuditRow | None) -> str:
+    return str(dispatched.fields.get(LOG, "")) if dispatched else ""
 
 
 def spark_page(report: Any) -> str:

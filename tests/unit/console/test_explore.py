@@ -38,7 +38,7 @@ from lakebed.queue.roles import Queue
 from lakebed.queue.view import WaitingRow
 from lakebed.store.memory import MemoryStore
 from lakebed.ticks.page import STEP_X, STEP_Y, TicksPage, lineage
-from lakebed.ticks.view import TickView
+from lakebed.ticks.view import ProjectStatus, TickStatus, TickView
 from support.console_site import KEYS, OPERATOR, Site, site
 
 TP = TopicPartition("orders", 0)
@@ -331,6 +331,33 @@ async def test_an_audit_that_was_not_completed_says_why(monkeypatch: pytest.Monk
         await until(here, "/runs?state=failed", "the store does not answer")
 
 
+def ticks_html(tick: TickView, projects: list[ProjectStatus], state: str = "") -> str:
+    shown = {
+        "tick": DataSample(tick),
+        "projects": DataSample(projects),
+        "letters": DataSample([]),
+        "silver": DataSample(),
+    }
+    return str(
+        environment(Assets()).get_template("ticks.html").render(
+            page=TicksPage, data=shown, chosen={"org": "acme", "project": "shop", "tick": "t1", "state": state},
+            read_only=True, principal=ANYBODY, signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "listed"), [("", ["t1", "t2"]), ("failed", ["t2"]), ("uploading", [])])
+def test_ticks_are_filtered_by_state_and_one_leads_to_its_log_and_to_spark(state: str, listed: list[str]) -> None:
+    ticks = (TickStatus("t1", "committed", 1, 10, 1000), TickStatus("t2", "failed", 1, 10, 1000))
+    tick = TickView("acme", "shop", "t1", "committed", 1, 10, [], log="<b>merged", spark_page="http://127.0.0.1:4040")
+
+    html = ticks_html(tick, [ProjectStatus("acme", "shop", "", {"committed": 1, "failed": 1}, ticks)], state)
+
+    assert listed == re.findall(r'<td class="key"><a href="/ticks\?[^"]+">(t\d)</a>', html)
+    assert '<pre class="payload" tabindex="0">&lt;b&gt;merged</pre>' in html
+    assert '<a href="http://127.0.0.1:4040" rel="noreferrer">' in html
+
+
 def test_a_tick_shows_its_lineage_and_what_changed_in_a_schema() -> None:
     """From its parts to the tables that were made of it, each linked; columns outside the contract are named."""
     report = {
@@ -338,12 +365,7 @@ def test_a_tick_shows_its_lineage_and_what_changed_in_a_schema() -> None:
         "gold": [{"table": "by_city"}],
     }
     tick = TickView("acme", "shop", "t1", "committed", 3, 10, [], {"orders": 4}, report)
-    empty = DataSample(value=[])
-    html = environment(Assets()).get_template("ticks.html").render(
-        page=TicksPage, data={"tick": DataSample(tick), "projects": empty, "letters": empty, "silver": DataSample()},
-        chosen={"org": "acme", "project": "shop", "tick": "t1", "state": ""}, read_only=True, principal=ANYBODY,
-        signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
-    )  # fmt: skip
+    html = ticks_html(tick, [])
 
     assert 'href="/tables?table=silver%2Facme%2Fshop%2Forders"' in html
     assert 'href="/tables?table=gold%2Facme%2Fshop%2Fby_city"' in html

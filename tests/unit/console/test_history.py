@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from lakebed.console.history import FINE, RANGES, TIERS, HistoryPoint, HistoryRing, drawn, growth, rates
 from lakebed.console.page import Counted
 from lakebed.console.sampler import LEVELS_EVERY, ROOT, SETTLE_MS, LakeSampler
-from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.clock import ManualClock, SystemClock, now_ms
 from lakebed.core.errors import Unavailable
 from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
@@ -21,8 +22,15 @@ from lakebed.log.writer import PartitionAppend
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.roles import Queue
 from lakebed.store.memory import MemoryStore
+from lakebed.ticks import view
+from lakebed.ticks.model import TickId
+from support.batch_frames import frame_of
+from support.batches_gateway import collector
 from support.console_site import KEYS, WATCHER, site
 from support.runtimes import runtime_on
+from support.tick_fixtures import ORG, PROJECT, context_of, serving
+
+OLD = "20200101T000000__old"  # a tick
 
 
 def point(at_s: float, **values: float | None) -> HistoryPoint:
@@ -263,7 +271,8 @@ async def test_the_sampler_runs_by_itself() -> None:
 
 
 async def test_traffic_by_a_command_shows_though_it_passed_no_gateway() -> None:
-    """Records, batches of a queue and samples that other processes wrote into the bucket are counted from it."""
+    """Records, batches of a queue, samples and ticks that other processes wrote into the bucket are counted from it:
+    also a tick of days ago that an agent brings now, once, and no replay of it."""
     store = MemoryStore(clock=SystemClock())
     async with site(store) as here:
         data = here.console.data
@@ -276,9 +285,33 @@ async def test_traffic_by_a_command_shows_though_it_passed_no_gateway() -> None:
         await broker.writer.drain()
         entry = KeyValueEntry(b"k", b"v")
         await (await Queue.of(here.context, "work").ingestor().ingest([entry])).await_durable()
-        found = await data.count(0, 10**13)
+        async with collector(store) as (client, part):
+            frame = frame_of(0, 9, agent="web-1", at_ns=here.context.clock.now_ns())
+            assert (await client.post("/v1/batches", content=frame)).status_code == 200
+            await part.derived_writes.stop()
+        begin_ms = now_ms(here.context.clock) - 60_000
+        ticks_context = context_of(store)
+        async with serving(ticks_context) as service:
+            manifest = await service.upload(tick=OLD)
+            assert (await service.finalize(manifest, tick=OLD)).status_code == 200
+        end_ms = now_ms(here.context.clock) + 1
+        found = await data.count(begin_ms, end_ms)
+        await view.auditor(ticks_context).replay(TickId(ORG, PROJECT, OLD), "again")
+        later = await data.count(end_ms, end_ms + 60_000)
 
     assert (3.0, 1.0, 0.0) == (found.totals["log_in"], found.totals["queue_in"], found.totals["queue_done"])
+    assert (1.0, 10.0) == (found.added["batches_accepted"], found.added["batches_samples"])
+    assert (1.0, 5.0) == (found.added["ticks_committed"], found.added["ticks_rows"])
+    assert (0.0, 0.0) == (later.added["ticks_committed"], later.added["ticks_rows"])
+
+
+async def test_a_gateway_samples_from_its_start_on() -> None:
+    """Nobody has opened a page."""
+    store = MemoryStore(clock=SystemClock())
+    async with site(store) as here, asyncio.timeout(30):
+        await here.console.start()
+        while not [info.key async for info in store.list(ROOT)]:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_history_is_for_those_who_may_read_the_console() -> None:

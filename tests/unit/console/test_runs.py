@@ -18,6 +18,7 @@ from lakebed.console.runs import PART_RUNS_MAX, RunRecord, RunsPage, RunsReader,
 from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.context import Context
+from lakebed.core.errors import Invalid
 from lakebed.core.logs import CAPTURED
 from lakebed.core.runs import RunReader
 from lakebed.core.settings import load
@@ -216,11 +217,16 @@ async def test_a_metric_of_a_batch_is_offered_and_plotted_with_quantiles() -> No
 
     names = await plots.names()
     found = await plots.plot(names[0].metric, (), "1h")
+    narrow = await plots.plot(names[0].metric, ("host=h1",), "1h")
+    other = await plots.plot(names[0].metric, ("host=elsewhere",), "1h")
     none = await plots.plot("nothing", (), "6h")
+    with pytest.raises(Invalid):
+        await plots.plot(names[0].metric, ("host",), "1h")
 
-    assert 1 <= len(names)
-    assert 10 <= sum(1 for value in found.lines["p50"] if value is not None) * 10
-    assert found.series and found.window_s == 60
+    assert [("cpu", ("host",))] == [(one.metric, one.labels) for one in names]
+    assert [value for value in found.lines["p50"] if value is not None]
+    assert (["h0", "h1"], 60) == (sorted(one.labels["host"] for one in found.series), found.window_s)
+    assert (["h1"], []) == ([one.labels["host"] for one in narrow.series], other.series)
     assert (False, []) == (found.partial, found.why)  # every accepted batch is in the bucket and in its index
     assert clock.now_ns() - 5 * 10**9 == found.accepted_through_ns
     assert ([], {}) == (none.series, none.lines)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import QueryParams
 
+from lakebed.batches.view import AgentRow
 from lakebed.console import manual
+from lakebed.console.page import DataSource, PageQuery, PageRequest, PageSamples
 from lakebed.console.pages import PAGES
-from lakebed.console.search import SearchHit, matching
+from lakebed.console.samples import DataSample
+from lakebed.console.search import SearchHit, SearchPage, matching
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import NotFound
 from lakebed.gateway.openapi import part_of
 from lakebed.log.routes import component as log_component
-from lakebed.queue.model import KeyValueEntry
+from lakebed.log.view import TopicRow
+from lakebed.pipeline.tables.view import TableRow
+from lakebed.queue.model import KeyValueEntry, QueueStatus
 from lakebed.queue.roles import Queue
 from lakebed.store.memory import MemoryStore
 from support.console_site import KEYS, WATCHER, site
@@ -28,6 +34,33 @@ def test_names_with_every_word_are_found_and_those_that_begin_so_come_first() ->
         "topic", links, "orders"
     )
     assert ["orders-eu"] == [hit.name for hit in matching("topic", links, "eu orders")]
+
+
+async def test_topics_tables_queues_agents_and_buckets_are_found_and_lead_to_their_pages() -> None:
+    """Each from what its own page lists; the address chooses it there, and a name is found once."""
+    rows = {
+        "topic": [TopicRow("orders-topic", 1, 2, 3)],
+        "table": [TableRow("gold/orders-table", "gold", 1, 2, 3, 4)],
+        "queue": [QueueStatus("orders-queue", 0, 0, 0, 0, 0, None, None, None, 0, 0, 0, [])],
+        "agent": [AgentRow("orders-agent")],
+        "bucket": [{"bucket": "orders-bucket"}, {"bucket": "orders-bucket"}],
+    }
+    async with site() as here:
+        search = here.console.data.pages[SearchPage]
+
+        async def read(sources: dict[str, DataSource]) -> PageSamples:
+            return {kind: DataSample(rows[kind]) for kind in sources}
+
+        query = PageQuery(QueryParams("q=orders"))
+        _, chosen = await search.load(PageRequest(query, None, read, lambda right: None))  # type: ignore[arg-type]
+
+    assert [
+        SearchHit("agent", "orders-agent", "/batches?agent=orders-agent"),
+        SearchHit("bucket", "orders-bucket", "/lifecycle?bucket=orders-bucket"),
+        SearchHit("queue", "orders-queue", "/queue?queue=orders-queue"),
+        SearchHit("table", "gold/orders-table", "/tables?table=gold%2Forders-table"),
+        SearchHit("topic", "orders-topic", "/log?topic=orders-topic"),
+    ] == sorted(chosen["hits"], key=lambda hit: hit.kind)
 
 
 async def test_a_queue_is_found_by_a_part_of_its_name() -> None:

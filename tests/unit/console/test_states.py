@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+
 import pytest
 
 from lakebed.console.dashboards.alerts import ALERTS
 from lakebed.console.dashboards.thresholds import THRESHOLDS, Threshold, above
 from lakebed.console.diagram import BOXES, states
-from lakebed.console.pages import getting_started, levels
+from lakebed.console.pages import PAGES, getting_started, levels
+from lakebed.console.rendering import Assets, environment
 from lakebed.console.states import UNKNOWN, PartState, judge, worst_of
 from lakebed.core.context import Health
 from lakebed.lifecycle.view import StreamRow
+from lakebed.queue.model import KeyValueEntry
+from lakebed.queue.roles import Queue
 from support.console_site import site
 
 OK = Health("ok")
@@ -99,3 +105,36 @@ def test_the_first_steps_are_ticked_off_and_go_when_all_are_done() -> None:
     assert ([False, False, False], [False, False, True]) == ([s.done for s in empty], [s.done for s in begun])
     assert all("lakebed " in step.command for step in empty)
     assert [] == getting_started(dict.fromkeys(known, 2.0)) == getting_started({})
+
+
+async def test_an_empty_lake_shows_three_commands_to_copy_and_ticks_off_what_has_arrived() -> None:
+    """Each with its own button; what was sent by any process counts, here an entry of a queue."""
+    async with site() as here, asyncio.timeout(30):
+        while "0 of 3 done" not in (empty := (await here.browser.open("/")).text):
+            await asyncio.sleep(0.01)
+        await (await Queue.of(here.context, "work").ingestor().ingest([KeyValueEntry(b"k", b"v")])).await_durable()
+        while "1 of 3 done" not in (begun := (await here.browser.open("/")).text):
+            here.console.data.samples.forget()
+            await asyncio.sleep(0.01)
+
+    for number in (1, 2, 3):
+        assert f'<code id="step-{number}">' in empty and f'data-do="copy" data-from="step-{number}"' in empty
+    assert [3, 2] == [page.count('<li class="open">') for page in (empty, begun)]
+    assert re.search(r'<li class="done"><div><strong>Put an entry into a queue', begun)
+
+
+def test_every_live_number_has_its_unit_and_a_rate_its_second() -> None:
+    """In the boxes of the overview and the lines of the charts; a form of its own writes the unit of bytes and ages."""
+    made = environment(Assets())
+    assert made.loader is not None
+    text = "".join(made.loader.get_source(made, f"{page.name}.html")[0] for page in PAGES)
+    charts = re.findall(r'ui\.chart\("[^"]+", "([^"]+)"', text)
+    shown = [(line.key, line.label) for box in BOXES for line in (box.first, box.second)]
+    for line in ",".join(charts).split(","):
+        key, label = line.split("|")
+        shown.append((key, label))
+
+    rates = [(key, label) for key, label in shown if key.startswith(("lake.", "rate."))]
+    assert len(charts) >= 11 and all(label for _, label in shown)
+    assert [] == [one for one in rates if not one[1].endswith("/s")]
+    assert [] == [one for one in shown if one not in rates and one[1].endswith("/s")]

@@ -149,12 +149,21 @@ async def test_the_page_tells_what_held_and_what_was_broken_on_purpose() -> None
         faults=(Fault("agents", "a collector was killed", 1.5),),
     )
 
-    page = str(display.html_report(outcome, observer, scale=1.0, seed=7))
+    report = display.html_report(outcome, observer, scale=1.0, seed=7)
+    page = str(report)
 
     for words in ("1 of 2", "none is lost", "a collector was killed", "lakebed doctor", "Throughput", "price"):
         assert words in page
     assert "&lt;script&gt;" in page
     assert 2 == page.count("<script>"), "uPlot and page.js"
+    assert ["section", "text", "facts", "text", "table"] == [part["kind"] for part in report._parts[:5]]
+    assert "cores, Python" in report._parts[3]["words"], "the summary, and where it was measured, come first"
+    silent, told = [], False
+    for part in report._parts:
+        told = part["kind"] == "text" or (told and part["kind"] != "section")
+        if part["kind"] in ("chart", "bars") and not (told or part["about"]):
+            silent.append(part["title"])
+    assert [] == silent, "a plot says what to see, or its section does"
 
 
 def test_plain_lines_name_their_scenario() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from lakebed.console.page import DataSource
+from lakebed.console.rendering import time_ns
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, NotFound
@@ -15,6 +17,7 @@ from lakebed.lifecycle import view
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import ActionKind, ObjectIdentity, Position, Rule, StreamKind
+from lakebed.lifecycle.page import LifecyclePage
 from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.settings import LifecycleSettings
@@ -32,6 +35,7 @@ from lakebed.lifecycle.state import (
 )
 from lakebed.lifecycle.workers import state_of
 from lakebed.store.memory import MemoryStore
+from support.console_site import site as console_site
 from support.tick_fixtures import context_of
 
 DAY_NS = 86_400 * 10**9
@@ -124,6 +128,37 @@ async def test_a_preview_judges_the_given_text_or_the_policy_in_force_at_a_day_a
     assert [(3, 0, 0), (3, 3, 30), (3, 3, 30)] == [(one.scanned, one.count, one.bytes) for one in (now, ahead, other)]
     assert (True, False, 2) == (ahead.complete, cut.complete, cut.scanned)
     assert {"new"} == {one.rule for one in other.sample}
+
+
+async def test_when_a_key_goes_is_said_with_its_rule_and_shown_on_the_page(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the policy in force; a key that no rule takes is kept, and one that does not exist is not found."""
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
+    lake = MemoryLake(manual_clock)
+    for key in ("logs/a", "kept/b"):
+        lake.write("a", key, size=10)
+    begun_ns = manual_clock.now_ns()
+    await lake.put("a", render_xml((Rule(rule_id="old-logs", prefix="logs/", expiration_days=3),)))
+    services = site_of(context, lake)
+
+    found, kept = await view.when(services, "a", "logs/a"), await view.when(services, "a", "kept/b")
+    with pytest.raises(NotFound, match="logs/z"):
+        await view.when(services, "a", "logs/z")
+
+    async def load() -> Any:
+        return found
+
+    monkeypatch.setattr(
+        LifecyclePage, "forecast", lambda page, bucket, key: DataSource("lifecycle:read:a", f"when:{key}", 9.0, load)
+    )
+    async with console_site() as here:
+        page = (await here.browser.open("/lifecycle?bucket=a&key=logs/a")).text
+
+    (due,) = found.actions
+    assert ("old-logs", begun_ns + 300 * 10**9, False) == (due.rule, due.due_at_ns, due.due)
+    assert [] == kept.actions
+    assert f'<time>{time_ns(due.due_at_ns)}</time> UTC</td><td class="mono">old-logs</td><td>expiration days' in page
 
 
 async def test_a_bucket_without_a_policy_is_not_found_with_how_to_put_one(manual_clock: ManualClock) -> None:

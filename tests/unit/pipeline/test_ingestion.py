@@ -18,6 +18,8 @@ from lakebed.core.settings import load
 from lakebed.pipeline.bronze import ingestion as module
 from lakebed.pipeline.bronze.ingestion import SAMPLES_WORD, Ingestion
 from lakebed.pipeline.bronze.runs import IngestReport
+from lakebed.pipeline.demo import STEP_OBJECTS, load_samples
+from lakebed.spark.settings import SparkSettings
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import sections
 
@@ -135,6 +137,21 @@ def test_a_load_goes_on_until_nothing_is_left_and_counts_every_row(yard: Yard, t
         value("lakebed_bronze_behind"),
         value("lakebed_bronze_lag_seconds"),
     )
+
+
+def test_the_samples_of_the_demo_are_loaded_by_a_run_that_is_recorded(yard: Yard) -> None:
+    """In steps of its own size, and no topic; the runs page of a stack on the demo's folder has the load."""
+    context = context_of()
+    yard.steps["bronze/batches/lake/samples"] = [
+        report(0, objects=500, rows_in=9, good=9),
+        report(1, rows_in=3, good=3),
+    ]
+
+    loaded = load_samples(context, SparkSettings(quick=True))
+
+    (run,) = asyncio.run(RunReader(context, "tables").latest(9))
+    assert (12, "done", "bronze/batches/lake/samples", 12) == (loaded.good, run.state, run.subject, run.rows_out)
+    assert {STEP_OBJECTS} == {limit.objects for name, limit in yard.asked if "/" in name}
 
 
 def test_a_run_ends_at_its_limit_of_steps_and_says_what_is_left(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

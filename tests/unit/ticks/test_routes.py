@@ -16,6 +16,8 @@ import structlog
 
 from lakebed.core import logs
 from lakebed.core.runs import RunReader
+from lakebed.ticks.adapters import open_audit
+from lakebed.ticks.audit import DISPATCHED, LOG, AuditRow
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.runs import TicksRuns
@@ -210,6 +212,25 @@ async def test_a_tick_whose_finalize_failed_has_its_log(service: Service) -> Non
     assert [run.name] == [one.name for one in await RunReader(service.context, "ticks").latest(9)]
     (listed,) = [one for one in await TicksRuns(service.context).latest(9) if one.kind == "finalize"]
     assert run.name.replace("/", "%2F") in listed.log_href
+
+
+async def test_a_tick_that_is_committed_has_the_log_of_its_finalize(service: Service) -> None:
+    """On its page, linked from the runs, in the state that is written anyway; silver's log follows it."""
+    manifest_ = await service.upload()
+    waiting = [one.log_href for one in await TicksRuns(service.context).latest(9)]
+    assert 200 == (await service.finalize(manifest_)).status_code
+    of = TickId(ORG, PROJECT, TICK)
+    shown = await view(service.context, of)
+    (listed,) = await TicksRuns(service.context).latest(9)
+    row = AuditRow(ORG, PROJECT, TICK, "done", "a", 9000, 2**40, {LOG: "info silver job started"})
+    await open_audit(service.context, DISPATCHED).create(row)
+
+    assert [""] == waiting
+    steps = ("finalize on", "2 parts verified", "bronze: 5 rows inserted, 0 replaced", "committed", "message")
+    assert [step in line for step, line in zip(steps, shown.log.splitlines(), strict=True)] == [True] * len(steps)
+    assert ("tick", listed.href) == (listed.kind, listed.log_href) and listed.href
+    assert [] == await RunReader(service.context, "ticks").latest(9)
+    assert f"{shown.log}\ninfo silver job started" == (await view(service.context, of)).log
 
 
 @pytest.mark.parametrize("damage", ["text", "short", "cut", "footer", "lying_length"])

@@ -24,6 +24,8 @@ from lakebed.ticks.codec import FILE_SEQ_MAX, read_manifest, type_of
 from lakebed.ticks.dispatcher import BATCH_MAX
 from lakebed.ticks.finalizer import OrgLocks, iso, message_of
 from lakebed.ticks.model import (
+    LOG_CHARS,
+    LOG_LINES,
     BadManifest,
     BronzeResult,
     CommitRecord,
@@ -126,10 +128,13 @@ def test_a_finalize_pins_its_manifest_and_epoch() -> None:
 
 def test_the_first_answer_stays() -> None:
     """A second finish gives the first one's result; the times are those of the first."""
-    after, first = tick.finish(TickState(failure=TickFailure("x", "y")), OF, RESULT, manifest=None, now_ms=70)
+    lines = ["first", *("x" * 999 for _ in range(LOG_LINES))]
+    failed = TickState(failure=TickFailure("x", "y"))
+    after, first = tick.finish(failed, OF, RESULT, manifest=None, now_ms=70, log=lines)
     same, second = tick.finish(after, OF, msgspec.structs.replace(RESULT, rows_inserted=9), manifest=None, now_ms=80)
 
     assert (RESULT, RESULT, after) == (first, second, same)
+    assert ("x" * LOG_CHARS,) * LOG_LINES == after.log  # the last lines, each as long as one may be
     assert ("committed", None, 70, 70, "acme", "shop", "t-1") == (
         after.state, after.failure, after.updated_at_ms, after.committed_at_ms, after.org_id, after.project_id,
         after.tick_id,

@@ -18,7 +18,6 @@ from lakebed.console.page import (
     SearchSource,
     by_field,
     deferred,
-    link,
 )
 from lakebed.console.samples import DataError, DataSample
 from lakebed.core.context import Context
@@ -128,12 +127,8 @@ class TablesPage(PartPage):
         stem = "query" if request.query.text("sql") else name.replace("/", "-")
         return Download(f"{stem}.{form}", MEDIA[form], data)
 
-    def searched(self) -> dict[str, SearchSource]:
-        return {
-            "table": SearchSource(
-                self.all_tables(), lambda rows: [(row.name, link(self.path, table=row.name)) for row in rows]
-            )
-        }
+    def searched(self) -> SearchSource:
+        return SearchSource("table", self.all_tables(), "name")
 
     def overview(self) -> dict[str, DataSource]:
         return {"tables": self.all_tables()}
