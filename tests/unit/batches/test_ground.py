@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -107,6 +111,43 @@ def test_the_policy_protects_the_acceptance_protocol() -> None:
     assert recorded in by_sid["CollectorsStayAtHome"]["NotResource"]
     assert "Resource" not in by_sid["CollectorsStayAtHome"]
     assert "aws:kms" in str(by_sid["Encrypted"]["Condition"])
+
+
+def is_denied(policy: dict[str, Any], who: str, action: str, key: str, **headers: str) -> bool:
+    """Whether a statement denies this request: S3's rules for what these statements use."""
+    have = {"aws:PrincipalArn": who, **{f"s3:{name.replace('_', '-')}": value for name, value in headers.items()}}
+    conditions: dict[str, Callable[[str, Any], bool]] = {
+        "Null": lambda name, wanted: (name not in have) == (wanted == "true"),
+        "Bool": lambda name, wanted: have.get(name) == wanted,
+        "ArnEquals": lambda name, wanted: have[name] in wanted,
+        "ArnNotEquals": lambda name, wanted: have[name] not in wanted,
+    }
+
+    def applies(each: dict[str, Any]) -> bool:
+        named = any(fnmatchcase(key, one) for one in each.get("Resource", each.get("NotResource")))
+        tests = each.get("Condition", {}).items()
+        return (
+            ("Deny", "*") == (each["Effect"], each["Principal"])
+            and action in each["Action"]
+            and named == ("Resource" in each)
+            and all(conditions[test](name, wanted) for test, fields in tests for name, wanted in fields.items())
+        )
+
+    return any(map(applies, policy["Statement"]))
+
+
+@pytest.mark.parametrize("who", [*ROLES["collectors"], *ROLES["sweepers"], "arn:aws:iam::1:user/admin"])
+def test_nobody_deletes_or_replaces_an_entry_of_the_trail_and_everybody_appends(who: str) -> None:
+    """As S3 reads the printed policy: for every role, with retention or without, below a prefix or not."""
+    create = {"ObjectCreationOperation": "true"}
+    for prefix, retention in product(("", "metrics/"), (False, True)):
+        made = bucket_policy("lake", prefix=prefix, retention=retention, **ROLES)
+        key = f"arn:aws:s3:::lake/{prefix}{trail.key_of(7)}"
+
+        assert is_denied(made, who, "s3:DeleteObject", key) and is_denied(made, who, "s3:DeleteObjectVersion", key)
+        assert is_denied(made, who, "s3:PutObject", key, **create)
+        assert is_denied(made, who, "s3:PutObject", key, **create, if_none_match="*", x_amz_copy_source="lake/other")
+        assert not is_denied(made, who, "s3:PutObject", key, **create, if_none_match="*")
 
 
 def test_the_policy_allows_what_the_commands_need_and_no_more() -> None:
