@@ -224,13 +224,14 @@ def test_garbage_is_collected_under_its_own_credentials_where_set(
         (LifecycleRule("all", "", True, True), "fail"),
         (LifecycleRule("accepted", "accepted/", True, True), "fail"),
         (LifecycleRule("deep", "raw-blobs/v1/sha256/ab/", True, True), "fail"),
+        (LifecycleRule("trail", "trail/", True, True), "fail"),
         (LifecycleRule("off", "", False, True), "pass"),
         (LifecycleRule("uploads", "", True, False), "pass"),
         (LifecycleRule("elsewhere", "logs/", True, True), "pass"),
     ],
 )
 def test_lifecycle_rules_that_reach_accepted_batches_are_found(rule: LifecycleRule, verdict: str) -> None:
-    """Only expiry that could touch accepted manifests or raw blobs is a problem."""
+    """Only expiry that could touch accepted manifests, raw blobs or the audit trail is a problem."""
     assert verdict == checks.lifecycle(BucketConfiguration(False, (rule,), ())).verdict
 
 
