@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from lakebed.core.errors import Invalid
-from lakebed.wiring.sbom import VENDOR, document, locked, vendored
+from lakebed.wiring.sbom import VENDOR, locked, vendored
 
 ROOT = Path(__file__).parents[2]
 RUNTIME, DEV = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
@@ -17,11 +21,16 @@ RUNTIME, DEV = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
 
 def test_every_vendored_file_is_listed_with_its_version_licence_and_hash() -> None:
     """A file that was added, changed or removed without its row fails here."""
-    listed = {each.file: each.sha256 for each in vendored((VENDOR / "README.md").read_text())}
+    rows = vendored((VENDOR / "README.md").read_text())
     files = [file for file in VENDOR.rglob("*") if file.is_file() and file.name != "README.md"]
+    hashes = {str(file.relative_to(VENDOR)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
-    assert listed == {str(file.relative_to(VENDOR)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    assert {"LICENSE"} <= {file.name for file in files}
+    assert hashes == {each.file: each.sha256 for each in rows}
+    assert [] == [each.file for each in rows if not (each.package and re.match(r"\d+\.\d+", each.version))]
+    assert {"0BSD", "MIT"} >= {each.licence for each in rows}, "a new licence: read it, then name it here"
+    assert [] == [str(file.parent) for file in files if not (file.parent / "LICENSE").is_file()]
+    minified = [file for file in (ROOT / "src").rglob("*.min.*") if VENDOR not in file.parents]
+    assert [] == minified, "files of others are in one folder, with their list"
 
 
 @pytest.mark.parametrize("file", [RUNTIME, DEV])
@@ -53,17 +62,31 @@ def test_what_runs_is_locked_apart_from_what_tests_it() -> None:
     runtime = {name: version for name, version, _ in locked(RUNTIME.read_text())}
     dev = {name: version for name, version, _ in locked(DEV.read_text())}
 
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    direct = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower().replace("_", "-") for line in wanted}
+
     assert not {"pytest", "mypy", "ruff", "moto", "playwright", "hypothesis"} & runtime.keys()
+    assert direct <= {name.lower().replace("_", "-") for name in runtime}, "the package is installed without its own"
     assert {"pytest", "mypy", "ruff"} <= dev.keys()
     assert {} == {name: version for name, version in runtime.items() if dev.get(name) != version}
 
 
 def test_a_bill_of_materials_lists_every_package_and_every_vendored_file() -> None:
-    made = document(RUNTIME.read_text(), (VENDOR / "README.md").read_text())
-    names = {each["name"] for each in made["components"]}
+    """As `make release` makes it: with each version and hash, and the licences of what is vendored."""
+    recipe = (sys.executable, "-m", "lakebed.wiring.sbom", str(RUNTIME))
+    made = json.loads(subprocess.run(recipe, check=True, capture_output=True, timeout=120).stdout)
+    listed = {(each["name"], each["version"]): each for each in made["components"]}
+    packages = {(name, version): hashes for name, version, hashes in locked(RUNTIME.read_text())}
+    files = {
+        (f"console/vendor/{each.file}", each.version): each for each in vendored((VENDOR / "README.md").read_text())
+    }
 
-    assert {"obstore", "starlette", "console/vendor/htmx/htmx.min.js"} <= names
-    assert all(each["hashes"] for each in made["components"])
+    assert listed.keys() == packages.keys() | files.keys()
+    assert {"obstore", "starlette", "console/vendor/htmx/htmx.min.js"} <= {name for name, _ in listed}
+    for known, each in listed.items():
+        wanted = packages[known] if known in packages else [files[known].sha256]
+        assert wanted == [hashed["content"] for hashed in each["hashes"]]
+    assert [] == [known for known in files if not listed[known]["licenses"]]
     assert ("CycloneDX", "lakebed") == (made["bomFormat"], made["metadata"]["component"]["name"])
 
 

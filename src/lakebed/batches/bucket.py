@@ -111,7 +111,7 @@ def _deny(sid: str, actions: list[str], resources: list[str], condition: dict[st
     return made | ({"Condition": condition} if condition else {})
 
 
-PROTECTED = (paths.ACCEPTED, paths.RAW_BLOBS)
+PROTECTED = (paths.ACCEPTED, paths.RAW_BLOBS, trail.ROOT)
 
 
 async def checks(context: Context) -> Sequence[Diagnosis]:
@@ -140,7 +140,7 @@ def versioning(state: BucketConfiguration) -> Diagnosis:
 
 def delete_markers(state: BucketConfiguration) -> Diagnosis:
     if not state.delete_markers:
-        return Diagnosis("batches: delete markers", "pass", "none on accepted manifests and raw blobs")
+        return Diagnosis("batches: delete markers", "pass", "none on accepted manifests, raw blobs and the audit trail")
     return Diagnosis(
         "batches: delete markers",
         "fail",
@@ -150,15 +150,20 @@ def delete_markers(state: BucketConfiguration) -> Diagnosis:
 
 
 def lifecycle(state: BucketConfiguration, folder: str = "") -> Diagnosis:
-    """Expiry rules that reach a protected prefix; aborting incomplete uploads is the only rule allowed there."""
+    """Expiry rules that reach a protected prefix; aborting incomplete uploads is the only rule allowed there.
+
+    A bucket policy denies requests: it does not stop the store from expiring an object by itself.
+    """
     bad = [rule for rule in state.rules if rule.expires and _reaches(rule, folder)]
     if not bad:
-        return Diagnosis("batches: lifecycle", "pass", f"{len(state.rules)} rules, none expires what was accepted")
+        return Diagnosis(
+            "batches: lifecycle", "pass", f"{len(state.rules)} rules, none expires what was accepted or recorded"
+        )
     return Diagnosis(
         "batches: lifecycle",
         "fail",
         "; ".join(f"rule {rule.id!r} expires {rule.prefix or 'everything'!r}" for rule in bad),
-        "give these rules a prefix that holds neither accepted/v1/ nor raw-blobs/v1/",
+        "give these rules a prefix that holds none of accepted/v1/, raw-blobs/v1/ and trail/v2/",
     )
 
 

@@ -281,7 +281,7 @@ def policy(
 ) -> None:
     """Print the bucket policy that protects accepted batches, as JSON for `aws s3api put-bucket-policy`.
 
-    Beside it, let no lifecycle rule expire accepted/v1/ or raw-blobs/v1/: `lakebed doctor` checks that.
+    Beside it, let no lifecycle rule expire accepted/v1/, raw-blobs/v1/ or trail/v2/: `lakebed doctor` checks that.
     """
     from lakebed.batches.bucket import bucket_policy
     from lakebed.batches.settings import BatchesSettings

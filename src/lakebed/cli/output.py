@@ -11,15 +11,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
+from lakebed.core.errors import shown_text
+
 Output = Annotated[
     Literal["table", "json", "jsonl", "yaml"],
     Parameter(name=["--output", "-o"], help="format of the data on stdout"),
 ]
-
-
-def shown_text(text: str) -> str:
-    """Text for a terminal: control characters, which could move the cursor or run commands of it, become U+FFFD."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def shown_bytes(data: bytes) -> bytes:
@@ -31,10 +28,10 @@ def emit(data: Any, output: str = "table", *, columns: Sequence[str] = ()) -> No
     """Prints rows (a list) or one thing (a mapping or struct). A table has times and sizes as people read them."""
     plain = msgspec.to_builtins(data, enc_hook=str)
     if output == "json":
-        _print(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+        show(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
     elif output == "jsonl":
         for row in plain if isinstance(plain, list) else [plain]:
-            _print(msgspec.json.encode(row).decode())
+            show(msgspec.json.encode(row).decode())
     elif output == "yaml":
         import yaml
 
@@ -50,8 +47,9 @@ def say(text: str) -> None:
     print(shown_text(text), file=sys.stderr, flush=True)
 
 
-def _print(text: str) -> None:
-    print(shown_text(text) if sys.stdout.isatty() else text)
+def show(text: str, *, flush: bool = False) -> None:
+    """Prints data as text: as it is into a pipe or a file, without control characters on a terminal."""
+    print(shown_text(text) if sys.stdout.isatty() else text, flush=flush)
 
 
 @contextmanager
@@ -102,8 +100,9 @@ def readable(name: str, value: Any) -> tuple[str, str]:
 
 def _labels(names: Sequence[str]) -> list[str]:
     """The names without their units; with them where two would be the same."""
-    short = [readable(name, None)[0] for name in names]
-    return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
+    plain = [_cell(name) for name in names]
+    short = [readable(name, None)[0] for name in plain]
+    return [name if short.count(label) > 1 else label for name, label in zip(plain, short, strict=True)]
 
 
 def _pairs(one: Mapping[str, Any]) -> None:
@@ -134,7 +133,7 @@ def _table(rows: Iterable[Any], columns: Sequence[str]) -> None:
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for label in labels:
-        table.add_column(label)
+        table.add_column(Text(label))
     for row in cells:
         table.add_row(*map(Text, row))  # Text: markup in data is inert
     console.print(table)

@@ -134,3 +134,10 @@ class OutcomeUnknown(Unavailable):
 
 class Corrupt(LakebedError):
     code = "corrupt"
+
+
+def shown_text(text: str) -> str:
+    """An error, a log line or data for a terminal: control characters, which could move its cursor or run commands of
+    it, become U+FFFD.
+    """
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)

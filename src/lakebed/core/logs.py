@@ -15,6 +15,8 @@ from typing import Any
 
 import structlog
 
+from lakebed.core.errors import shown_text
+
 REQUEST: ContextVar[bytes] = ContextVar("request", default=b"")  # the id of the request being answered
 CAPTURED: ContextVar[tuple[deque[str], ...]] = ContextVar("captured", default=())
 CAPTURED_LINES = 100  # kept of one job: the last ones
@@ -26,7 +28,7 @@ def configure(level: str = "info", *, as_json: bool | None = None) -> None:
     """Sets up logging for this process. JSON unless stderr is a terminal, or as given."""
     if as_json is None:
         as_json = not sys.stderr.isatty()
-    last = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    last = [structlog.processors.JSONRenderer()] if as_json else [show_text, structlog.dev.ConsoleRenderer()]
     structlog.configure(
         processors=[
             name_request,
@@ -35,7 +37,7 @@ def configure(level: str = "info", *, as_json: bool | None = None) -> None:
             mask_secrets,
             structlog.processors.format_exc_info,
             keep_line,
-            last,
+            *last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=_Stderr,
@@ -102,6 +104,11 @@ def keep_line(_: Any, level: str, event: Any) -> Any:
         for lines in jobs:
             lines.append(line)
     return event
+
+
+def show_text(_: Any, __: str, event: Any) -> Any:
+    """For a terminal: what came over the network, a path, a name, an error, cannot drive it."""
+    return {shown_text(name): shown_text(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def mask_secrets(_: Any, __: str, event: Any) -> Any:

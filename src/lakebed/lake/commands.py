@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from lakebed.cli.output import emit, say
+from lakebed.cli.output import emit, say, shown_bytes
 from lakebed.cli.where import Where, in_loop
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def _write(found: Any, output: str) -> None:
     if output == "csv":
         import pyarrow.csv
 
-        pyarrow.csv.write_csv(found, sys.stdout.buffer)
+        on_terminal = io.BytesIO()
+        pyarrow.csv.write_csv(found, on_terminal if sys.stdout.isatty() else sys.stdout.buffer)
+        sys.stdout.buffer.write(shown_bytes(on_terminal.getvalue()))
     elif output == "parquet":
         import pyarrow.parquet
 

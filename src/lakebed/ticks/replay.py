@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from lakebed.core import private
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
@@ -79,12 +80,13 @@ async def stored_parts(context: Context, attempt: TickAttempt, folder: Path) -> 
     state = (await register_of(context, attempt.of).read()).value
     if attempt.manifest is None or not state.parts:
         raise NotFound(f"the parts of {attempt.of.tick_id} are not kept any more", hint="give the corrected files")
-    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(private.folder, folder)
     made = []
     for table in attempt.manifest.tables:
         for part in table.parquets:
             file = folder / f"{table.name}_seq={part.file_seq:06d}.parquet"
             stored = await context.store.get(state.parts[str(part.file_seq)].key)
+            await asyncio.to_thread(private.create, file)
             await asyncio.to_thread(file.write_bytes, stored.data)
             made.append(file)
     return made

@@ -15,7 +15,7 @@ import msgspec
 from cyclopts import Parameter
 
 from lakebed.cli import exits
-from lakebed.cli.output import Output, emit, say
+from lakebed.cli.output import Output, emit, say, show
 from lakebed.cli.where import Where, in_loop
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context, Diagnosis
@@ -177,9 +177,9 @@ def doctor(
 
 
 def _line(diagnosis: Diagnosis) -> None:
-    print(f"{MARKS[diagnosis.verdict]} {diagnosis.name:<23} {diagnosis.seen}", flush=True)
+    show(f"{MARKS[diagnosis.verdict]} {diagnosis.name:<23} {diagnosis.seen}", flush=True)
     if diagnosis.fix:
-        print(f"  fix: {diagnosis.fix}", flush=True)
+        show(f"  fix: {diagnosis.fix}", flush=True)
 
 
 def _silent(diagnosis: Diagnosis) -> None:

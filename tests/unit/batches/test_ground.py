@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -109,6 +113,43 @@ def test_the_policy_protects_the_acceptance_protocol() -> None:
     assert "aws:kms" in str(by_sid["Encrypted"]["Condition"])
 
 
+def is_denied(policy: dict[str, Any], who: str, action: str, key: str, **headers: str) -> bool:
+    """Whether a statement denies this request: S3's rules for what these statements use."""
+    have = {"aws:PrincipalArn": who, **{f"s3:{name.replace('_', '-')}": value for name, value in headers.items()}}
+    conditions: dict[str, Callable[[str, Any], bool]] = {
+        "Null": lambda name, wanted: (name not in have) == (wanted == "true"),
+        "Bool": lambda name, wanted: have.get(name) == wanted,
+        "ArnEquals": lambda name, wanted: have[name] in wanted,
+        "ArnNotEquals": lambda name, wanted: have[name] not in wanted,
+    }
+
+    def applies(each: dict[str, Any]) -> bool:
+        named = any(fnmatchcase(key, one) for one in each.get("Resource", each.get("NotResource")))
+        tests = each.get("Condition", {}).items()
+        return (
+            ("Deny", "*") == (each["Effect"], each["Principal"])
+            and action in each["Action"]
+            and named == ("Resource" in each)
+            and all(conditions[test](name, wanted) for test, fields in tests for name, wanted in fields.items())
+        )
+
+    return any(map(applies, policy["Statement"]))
+
+
+@pytest.mark.parametrize("who", [*ROLES["collectors"], *ROLES["sweepers"], "arn:aws:iam::1:user/admin"])
+def test_nobody_deletes_or_replaces_an_entry_of_the_trail_and_everybody_appends(who: str) -> None:
+    """As S3 reads the printed policy: for every role, with retention or without, below a prefix or not."""
+    create = {"ObjectCreationOperation": "true"}
+    for prefix, retention in product(("", "metrics/"), (False, True)):
+        made = bucket_policy("lake", prefix=prefix, retention=retention, **ROLES)
+        key = f"arn:aws:s3:::lake/{prefix}{trail.key_of(7)}"
+
+        assert is_denied(made, who, "s3:DeleteObject", key) and is_denied(made, who, "s3:DeleteObjectVersion", key)
+        assert is_denied(made, who, "s3:PutObject", key, **create)
+        assert is_denied(made, who, "s3:PutObject", key, **create, if_none_match="*", x_amz_copy_source="lake/other")
+        assert not is_denied(made, who, "s3:PutObject", key, **create, if_none_match="*")
+
+
 def test_the_policy_allows_what_the_commands_need_and_no_more() -> None:
     """The garbage collection role may release a boot, and delete manifests where retention is set; nobody else may,
     and nobody deletes a conflict or a decision."""
@@ -183,13 +224,14 @@ def test_garbage_is_collected_under_its_own_credentials_where_set(
         (LifecycleRule("all", "", True, True), "fail"),
         (LifecycleRule("accepted", "accepted/", True, True), "fail"),
         (LifecycleRule("deep", "raw-blobs/v1/sha256/ab/", True, True), "fail"),
+        (LifecycleRule("trail", "trail/", True, True), "fail"),
         (LifecycleRule("off", "", False, True), "pass"),
         (LifecycleRule("uploads", "", True, False), "pass"),
         (LifecycleRule("elsewhere", "logs/", True, True), "pass"),
     ],
 )
 def test_lifecycle_rules_that_reach_accepted_batches_are_found(rule: LifecycleRule, verdict: str) -> None:
-    """Only expiry that could touch accepted manifests or raw blobs is a problem."""
+    """Only expiry that could touch accepted manifests, raw blobs or the audit trail is a problem."""
     assert verdict == checks.lifecycle(BucketConfiguration(False, (rule,), ())).verdict
 
 

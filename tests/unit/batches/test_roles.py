@@ -215,7 +215,7 @@ async def test_doctor_examines_only_a_bucket(manual_clock: ManualClock, monkeypa
     monkeypatch.setattr("lakebed.store.admin.bucket_state", state)
     there = context(**{"store.url": "s3://lake", "store.prefix": "prod/"})
     assert ["pass", "pass", "pass", "warn", "pass"] == [each.verdict for each in await checks(there)]
-    assert [["prod/accepted/v1/", "prod/raw-blobs/v1/"]] == requested
+    assert [["prod/accepted/v1/", "prod/raw-blobs/v1/", "prod/trail/v2/"]] == requested
     (warned,) = await checks(there)
     assert ("warn", True) == (warned.verdict, "away" in warned.seen)
     assert "pass" == delete_markers(BucketConfiguration(True, (), ())).verdict

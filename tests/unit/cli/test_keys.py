@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
+import msgspec
+
 from lakebed.cli import exits
-from lakebed.gateway.keys import LIST_KEY
+from lakebed.gateway.keys import LIST_KEY, session_list
 from support.shell import Shell
 
 
@@ -60,3 +62,17 @@ def test_a_dry_run_changes_nothing(shell: Shell) -> None:
         assert exits.OK == shell("keys", *words.split())[0]
 
     assert before == shell.data("keys", "list") and ["ann"] == [row["name"] for row in before]
+
+
+def test_the_list_shows_when_a_key_was_last_used_and_which_has_ended(shell: Shell) -> None:
+    """So that an operator sees which keys can go."""
+    for name, more in (("ann", []), ("bob", ["--expires", "1d"])):
+        shell.data("keys", "add", name, "--rights", "*", *more)
+    used = session_list(shell.contexts[-1])
+    asyncio.run(used.change(lambda known: (msgspec.structs.replace(known, used={"ann": 1_760_000_000_000}), None)))
+    shell.clock.ahead_s = 2 * 86_400
+
+    rows = {row["name"]: row for row in shell.data("keys", "list")}
+
+    assert ("2025-10-09 08:53", "-") == (rows["ann"]["last_use"], rows["bob"]["last_use"])
+    assert ("active", "expired") == (rows["ann"]["state"], rows["bob"]["state"])

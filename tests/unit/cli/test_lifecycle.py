@@ -153,6 +153,19 @@ def test_what_is_no_buckets_name_is_refused_before_the_store_is_reached(
     assert ([], []) == (site.operator.calls, shell.deeds())
 
 
+def test_a_policy_does_not_drive_the_terminal(
+    shell: Shell, site: Site, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may put a policy over S3 chooses its bytes: U+009B is legal in XML and begins a terminal's command."""
+    site.lake.policies["data"] = policy().replace(b'"r1"', b'"\xc2\x9b2J"')
+    assert b"\x9b" in site.lake.policies["data"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    shown = [shell("lifecycle", "rules", *words)[1] for words in (("get", "data"), ("diff", "data", str(file)))]
+
+    assert [(True, False), (True, False)] == [("2J" in out, "\x9b" in out) for out in shown]
+
+
 def test_a_difference_exits_1_and_shows_both_sides(shell: Shell, site: Site, file: Path) -> None:
     """Without a policy in force everything is new; the same policy is no difference."""
     new, added, _ = shell("lifecycle", "rules", "diff", "data", str(file))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -17,10 +18,13 @@ from lakebed.cli import exits, main
 from lakebed.cli.output import emit, say, shown_bytes
 from lakebed.cli.where import Where, as_operator, in_loop, job_as_operator
 from lakebed.core import errors
+from lakebed.core.context import Diagnosis
 from lakebed.core.errors import Invalid, NotFound
+from lakebed.lake import commands as sql_commands
 from lakebed.lifecycle.commands.shared import bytes_of
 from lakebed.store.settings import StoreSettings
 from lakebed.wiring import commands as serve
+from lakebed.wiring import doctor
 from support.shell import Shell
 
 ROWS: list[dict[str, Any]] = [{"b": 1, "a": None, "c": [1, {"x": 2}]}, {"b": 2, "a": "é"}]
@@ -386,3 +390,38 @@ def test_a_message_has_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     say("no topic \x1b[2Jx")
 
     assert "\x1b" not in capsys.readouterr().err
+
+
+HOSTILE = "a\x1b]0;owned\x07\x9bb"
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl", "yaml"])
+@pytest.mark.parametrize("data", [{HOSTILE: HOSTILE}, [{HOSTILE: HOSTILE}]])
+def test_neither_a_value_nor_a_name_drives_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: Any, output: str
+) -> None:
+    """Columns of a query and labels of a metric are chosen by whoever wrote the data."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    emit(data, output)
+
+    out = capsys.readouterr().out
+    assert not {"\x07", "\x9b"} & set(out) and "\x1b]" not in out
+    assert "owned" in out
+
+
+def test_a_query_as_csv_and_a_diagnosis_do_not_drive_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe gets every byte of the rows; a person at a terminal gets no control characters."""
+    rows = pa.table({"n": [HOSTILE]})
+    sql_commands._write(rows, "csv")
+    piped = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    sql_commands._write(rows, "csv")
+    doctor._line(Diagnosis("store", "fail", HOSTILE, HOSTILE))
+
+    assert f'"n"\n"{HOSTILE}"\n' == piped
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown := capsys.readouterr().out)
+    assert 3 == shown.count("owned")

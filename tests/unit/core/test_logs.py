@@ -52,6 +52,17 @@ def test_a_terminal_gets_readable_lines(capsys: pytest.CaptureFixture[str]) -> N
     assert not text.startswith("{")
 
 
+def test_a_stranger_cannot_drive_the_terminal_that_shows_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """A path, a name or an error that came over the network has no control characters there; the colours are ours."""
+    logs.configure("info", as_json=False)
+
+    logs.logger("gateway").info("seen \x1b[2J", path="/a\x1b]0;owned\x07", **{"k\x9b": "\x9bz\n\ty"}, size=3)
+
+    text = capsys.readouterr().err
+    assert not {"\x07", "\x9b"} & set(text) and "\x1b]" not in text and "\x1b[2J" not in text
+    assert "/a\ufffd]0;owned\ufffd" in text and "size" in text
+
+
 async def test_what_a_job_logs_is_kept_with_it() -> None:
     """By its task and its threads, masked and bounded; what others log meanwhile is not in it."""
     logs.configure("info", as_json=True)

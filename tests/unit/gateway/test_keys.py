@@ -208,6 +208,30 @@ async def test_a_strangers_cookie_costs_no_read_and_one_that_ended_costs_one(mon
     assert [(401, ["get"]), (401, []), (401, [])] == ended
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "v1.x.\u00b2.n.s".encode("latin-1"),
+        b"v3.1.a." + b"\xe9" * 32,
+        b"v3.99999999999." + b"a" * 40 + b"." + b"\xff" * 32,
+        b"v3....",
+        b"\x80",
+        b"",
+        b"a" * 5000,
+    ],
+)
+async def test_a_cookie_that_is_garbage_is_401(value: bytes) -> None:
+    """Other digits, other characters, no form at all: nobody, and no error of ours; to change something neither."""
+    context = context_with(ManualClock())
+    await change(context, lambda known: added(known, ANN))
+    headers = [(b"cookie", sessions.COOKIE.encode() + b"=" + value), (b"x-csrf-token", value)]
+
+    async with running(context) as app, client_of(app) as client:
+        answers = [await client.request(method, "/sample", headers=headers) for method in ("GET", "POST")]
+
+    assert [401, 401] == [answer.status_code for answer in answers]
+
+
 async def test_gateways_agree_on_one_seal_and_a_read_only_one_makes_none() -> None:
     """Whoever starts first makes it, once in the life of the lake; it stays when keys are used and sessions end."""
     context = context_with(ManualClock())

@@ -69,9 +69,9 @@ EXEMPT: dict[str, str] = {
 }
 
 
-def gateway() -> tuple[Gateway, Context]:
+def gateway(**flags: Any) -> tuple[Gateway, Context]:
     clock = SystemClock()
-    settings = load(sections(), flags={"meta.backend": "memory"})
+    settings = load(sections(), flags={"meta.backend": "memory"} | flags)
     context = Context(
         node="node", settings=settings, store=MemoryStore(clock=clock), clock=clock, ids=Ids(), metrics=Metrics()
     )
@@ -112,3 +112,21 @@ async def test_every_route_that_an_operator_uses_leaves_a_line() -> None:
 
     expected = {name: [(each.what, (each.body or {}).get("reason", ""))] for name, each in DEEDS.items()}
     assert expected == left
+
+
+async def test_a_line_has_the_name_of_the_key_its_tenant_and_the_address() -> None:
+    """Of the request that the action came with, also when it fails; of the two keys, the one that was sent."""
+    keys = [
+        {"name": name, "secret": f"0123456789abcdef-{name}", "rights": ["*"], "tenant": tenant}
+        for name, tenant in (("ann", ""), ("bob", "acme"))
+    ]
+    app, context = gateway(**{"gateway.keys": keys})
+    for number, name in enumerate(("ann", "bob")):
+        transport = httpx2.ASGITransport(app=app, client=(f"10.1.2.{number}", 4711))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as ask:
+            await ask.post(
+                "/v1/topics/acme.o/partitions/0/fence", json=WHY, headers={"x-api-key": f"0123456789abcdef-{name}"}
+            )
+    lines = [(each.who, each.address, each.tenant, each.what) for each in await context.trail.latest()]
+
+    assert [("bob", "10.1.2.1", "acme", "log.fence"), ("ann", "10.1.2.0", "", "log.fence")] == lines

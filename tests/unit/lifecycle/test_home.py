@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lakebed.core.settings import Contradiction
+from lakebed.lifecycle import checks
+from lakebed.lifecycle.enforcer import Enforcer
 from lakebed.lifecycle.model import DeleteOutcome
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.policy import as_xml, render_xml
 from lakebed.lifecycle.reserved import ReachesReserved, ReservedKeys
+from lakebed.lifecycle.resolver import Seams
 from lakebed.lifecycle.settings import LifecycleSettings
+from lakebed.lifecycle.workers import reserved_of
 from lakebed.store.settings import StoreSettings
+from support.gateway_fixtures import context_with
 from support.lifecycle_harness import RESERVED, Harness
 from support.lifecycle_makers import rule
 
@@ -145,3 +151,30 @@ def test_with_an_allow_list_no_other_bucket_is_touched(bucket: str, allowed: tup
     else:
         with pytest.raises(ReachesReserved, match=bucket):
             reserved.check(bucket, rules)
+
+
+async def test_a_worker_with_an_allow_list_deletes_only_there_and_doctor_says_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `lifecycle.buckets` is set; also with the check of policies gone, the guarded delete refuses by itself."""
+    context = context_with()
+    context = msgspec.structs.replace(
+        context, settings=context.settings.having(LifecycleSettings.of({"buckets": ["landing"]}))
+    )
+    for check in (ReservedKeys.check, lambda *_: None):
+        monkeypatch.setattr(ReservedKeys, "check", check)
+        world = Harness()
+        lake = world.lake
+        world.worker = Enforcer(
+            lake, Seams(lake, lake, lake), world.registers, world.settings, node="test", reserved=reserved_of(context)
+        )
+        for bucket in ("landing", "other"):
+            lake.write(bucket, "old")
+            await world.policy(bucket, rule(expiration_days=1))
+
+        await world.run_round(2)
+        await world.run_round(2)
+
+        assert ([], ["old"]) == (world.left("landing"), world.left("other"))
+    assert "deletes only from landing" == checks.allowed(context.settings.of(LifecycleSettings).buckets).seen
+    assert "every bucket" in checks.allowed(()).seen

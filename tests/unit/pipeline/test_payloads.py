@@ -129,3 +129,34 @@ def test_an_avro_array_whose_items_take_no_bytes_is_refused(items: Any, refused:
             decoder("avro", schema)
     else:
         decoder("avro", schema)
+
+
+EMPTY = {"type": "record", "name": "E", "namespace": "n", "fields": []}
+NEXT = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
+CHILDREN = {"type": "record", "name": "L", "fields": [{"name": "all", "type": {"type": "array", "items": "L"}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ([{"name": "e", "type": EMPTY}, {"name": "a", "type": {"type": "array", "items": "n.E"}}], "no bytes"),
+        ([{"name": "a", "type": {"type": "map", "values": {"type": "array", "items": EMPTY}}}], "no bytes"),
+        ([{"name": "a", "type": NEXT}], "contains itself"),
+        ([{"name": "a", "type": CHILDREN}], "contains itself"),
+        ([{"name": "a", "type": ["null", "R"]}], "contains itself"),
+    ],
+)
+def test_an_avro_schema_whose_records_have_no_bound_is_refused(fields: list[Any], why: str) -> None:
+    """Also behind a name: items of no bytes have no number, and a type in itself has no depth (a few kilobytes would
+    overflow the stack of the process that reads them).
+    """
+    with pytest.raises(BadContract, match=why):
+        decoder("avro", {"type": "record", "name": "R", "fields": fields})
+
+
+def test_an_avro_type_may_be_used_twice() -> None:
+    """By its name, beside itself and not in itself."""
+    point = {"type": "record", "name": "P", "fields": [{"name": "x", "type": "long"}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": point}, {"name": "b", "type": "P"}]}
+
+    assert {"a": {"x": 1}, "b": {"x": 2}} == decoder("avro", schema)(b"\x02\x04")

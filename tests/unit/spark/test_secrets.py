@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from pyspark import cloudpickle
 
-from lakebed.core.settings import load
+from lakebed.core.settings import Secret, load
 from lakebed.pipeline.bronze.topics import decoding
 from lakebed.spark.session import configuration
 from lakebed.spark.settings import SparkSettings
@@ -23,6 +23,8 @@ OTHERS = {
     "ticks.aws_secret_access_key": "the-secret-of-aws",
     "ticks.api_secret": "the-secret-of-a-project",
     "agent.token": "the-token-of-an-agent",
+    "reconciler.gc_access_key_id": "the-key-of-a-role",
+    "reconciler.gc_secret_access_key": "the-secret-of-a-role",
     "gateway.keys": [{"name": "admin", "secret": "the-secret-of-an-admin", "rights": ["*"]}],
 }
 SECRETS = [value if isinstance(value, str) else value[0]["secret"] for value in OTHERS.values()]
@@ -31,6 +33,18 @@ SECRETS = [value if isinstance(value, str) else value[0]["secret"] for value in 
 def settings() -> Any:
     flags = {"store.access_key_id": "id", "store.secret_access_key": STORE, **OTHERS}
     return load(sections(), flags=flags)
+
+
+def test_every_secret_of_the_settings_is_tried() -> None:
+    """A setting of this kind that is added later fails here until it is in the list above."""
+    secret = {
+        f"{kind.section}.{name}"
+        for kind in sections()
+        for name, hint in get_type_hints(kind).items()
+        if hint is Secret and kind is not StoreSettings
+    }
+
+    assert secret == OTHERS.keys() - {"gateway.keys"}
 
 
 def test_pickled_settings_carry_the_stores_secret_alone() -> None:

@@ -78,5 +78,7 @@ async def test_without_files_the_kept_parts_are_committed_again(tmp_path: Path) 
         await note_replay(service.context, attempt, "a rule was wrong")
 
         assert ({"orders": ["id"]}, 2) == (attempt.keys, len(packed.files))
+        assert {0o600} == {file.stat().st_mode & 0o777 for file in files}, "rows are for their owner alone"
+        assert 0o700 == (tmp_path / "parts").stat().st_mode & 0o777
         notes = [info.key async for info in service.context.store.list(f"{paths.REPLAYS}/{OF.path}/")]
         assert 1 == len(notes)

@@ -690,3 +690,15 @@ async def test_a_fresh_tick_sends_its_parts_first_and_a_begun_one_asks_what_is_m
         methods.append([request.method for request in seen])
 
     assert [["PUT", "POST"], ["POST"]] == methods
+
+
+async def test_a_part_of_more_rows_than_the_limit_is_refused_before_bronze_reads_it() -> None:
+    """`ticks.part_rows_max` holds at finalize, whatever the manifest says; a part with that many rows is committed."""
+    for rows_max, status in ((2, 422), (3, 200)):
+        async with serving(context_of(part_rows_max=rows_max)) as service:
+            listed = await service.upload()  # a part of three rows and one of two
+            answer = await service.finalize(listed)
+            rows = await service.rows()
+
+        assert (status, 200 == status) == (answer.status_code, bool(rows))
+        assert status == 200 or "part_too_large" in answer.text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from cryptography.fernet import Fernet
+from cryptography.fernet import Fernet, InvalidToken
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Denied, Invalid, Unauthenticated, Unavailable
@@ -16,7 +18,26 @@ from support.counting_store import count_requests
 from support.tick_fixtures import context_of
 
 
-async def test_a_secret_is_encrypted_at_rest_and_opens_its_pair_alone() -> None:
+async def test_the_stored_form_is_a_hash_that_cannot_be_turned_back() -> None:
+    """Whoever has the bucket and the vault's key has neither the secret nor what is let in instead of it."""
+    key = Fernet.generate_key()
+    context = context_of(payload_key=key.decode())
+    vault = open_vault(context)
+    await vault.issue("acme", "p")
+    again = await vault.issue("acme", "p", keep_former_s=60.0)
+    stored = json.loads((await context.store.get(paths.secret("acme", "p"))).data)
+
+    texts = [value for value in stored.values() if isinstance(value, str) and value]
+    assert {64} == {len(stored[name]) for name in ("hash", "former")}
+    for text in texts:
+        with pytest.raises(InvalidToken):
+            Fernet(key).decrypt(text)
+        with pytest.raises(Denied):
+            await vault.admit("acme", "p", text)
+    assert not {piece for piece in again.split("_")[2:] if piece in str(stored)}
+
+
+async def test_a_secret_is_hashed_at_rest_and_opens_its_pair_alone() -> None:
     """The bucket holds no trace of it; the right one is let in, everything else is not."""
     context = context_of()
     vault = open_vault(context)

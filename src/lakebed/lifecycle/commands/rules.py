@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from lakebed.cli.output import Output, emit, say
+from lakebed.cli.output import Output, emit, say, show, shown_bytes
 from lakebed.cli.where import Where, as_operator
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.lifecycle.commands.shared import Bucket, DryRunFlag, Reason, acted, bytes_of, policy_of, with_services
@@ -32,8 +32,8 @@ rules.command(rules_list, name="ls", show=False)
 
 @rules.command(name="get")
 def rules_get(bucket: Bucket, *, where: Where = Where()) -> None:
-    """Print the policy of a bucket, byte for byte as it was put."""
-    sys.stdout.buffer.write(with_services(where, lambda services: policy_of(services, bucket)))
+    """Print the policy of a bucket, byte for byte as it was put; on a terminal without control characters."""
+    sys.stdout.buffer.write(shown_bytes(with_services(where, lambda services: policy_of(services, bucket))))
     sys.stdout.flush()
 
 
@@ -84,7 +84,7 @@ def rules_diff(bucket: Bucket, file: File, *, where: Where = Where()) -> int:
     except NotFound:
         known = []
     lines = list(difflib.unified_diff(known, wanted, "in force", str(file), lineterm=""))
-    print("\n".join(lines)) if lines else say("no difference")
+    show("\n".join(lines)) if lines else say("no difference")
     return 1 if lines else 0
 
 

@@ -113,44 +113,48 @@ def _json() -> Decode:
     return decode
 
 
-def _endless(schema: Any) -> bool:
-    """Whether an array in the schema has items of no bytes: its size would not bound what is read from it."""
-    if isinstance(schema, list):
-        return any(map(_endless, schema))
-    if not isinstance(schema, dict):
-        return False
-    if schema.get("type") == "array" and _is_empty(schema.get("items")):
-        return True
-    inside = [schema.get(name) for name in ("type", "items", "values")]
-    inside += [field.get("type") for field in schema.get("fields", ()) if isinstance(field, dict)]
-    return any(_endless(each) for each in inside if isinstance(each, (dict, list)))
-
-
-def _is_empty(schema: Any) -> bool:
-    """Whether a value of this schema takes no bytes."""
-    if isinstance(schema, dict):
-        kind = schema.get("type")
-        if kind == "record":
-            return all(_is_empty(field.get("type")) for field in schema.get("fields", ()))
-        return schema.get("size") == 0 if kind == "fixed" else isinstance(kind, (dict, str)) and _is_empty(kind)
-    return bool(schema == "null")
+def _takes_bytes(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> bool:
+    """Whether a value of this parsed schema takes bytes. Raises BadContract where the size of a record would bound
+    neither the number nor the depth of what is read from it.
+    """
+    if isinstance(schema, list):  # a union: the number of its branch takes a byte
+        return bool([_takes_bytes(each, named, inside) for each in schema])
+    if isinstance(schema, str):
+        if schema in inside:
+            raise BadContract(
+                f"avro: type {schema} contains itself, so a few bytes could be nested to any depth",
+                hint="a column of a topic is not nested: keep such a value as string or bytes",
+            )
+        return _takes_bytes(named[schema], named, inside) if schema in named else schema != "null"
+    kind = schema["type"]
+    if kind in ("record", "error"):
+        within = (*inside, schema["name"])
+        taking = [_takes_bytes(field["type"], named, within) for field in schema["fields"]]  # all are checked
+        return any(taking)
+    if kind == "array" and not _takes_bytes(schema["items"], named, inside):
+        raise BadContract(
+            "avro: items of an array take no bytes, so a few bytes could hold any number of them",
+            hint="items that are null, an empty record or fixed of size 0 need another type",
+        )
+    if kind == "map":
+        _takes_bytes(schema["values"], named, inside)
+    if kind == "fixed":
+        return bool(schema["size"] > 0)
+    return kind in ("array", "map", "enum") or _takes_bytes(kind, named, inside)
 
 
 def _avro(schema: Any) -> Decode:
     import fastavro
     from fastavro.schema import SchemaParseException, UnknownType
 
+    named: dict[str, Any] = {}
     try:
-        parsed = fastavro.parse_schema(schema)
+        parsed = fastavro.parse_schema(schema, named)
     except (SchemaParseException, UnknownType, TypeError, ValueError, AttributeError) as error:
         raise BadContract(f"avro: not an Avro schema: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise BadContract("avro: the schema of a topic is a record")
-    if _endless(schema):
-        raise BadContract(
-            "avro: items of an array take no bytes, so a few bytes could hold any number of them",
-            hint="items that are null, an empty record or fixed of size 0 need another type",
-        )
+    _takes_bytes(parsed, named)
 
     def decode(value: bytes) -> Fields:
         stream = io.BytesIO(value)
