@@ -427,6 +427,15 @@ async def test_an_upload_is_aborted_whole_and_only_as_it_was_judged(world: World
     assert ("/buckets/b/.uploads", "u1", True, True) == (gone.directory, gone.name, gone.recursive, gone.delete_data)
 
 
+async def test_seaweedfs_own_worker_is_seen_by_the_newest_of_its_cursors(world: World) -> None:
+    """Never is 0: there is no folder of cursors before its first run."""
+    never = await world.lake.own_worker_ns()
+    for shard, at_s in (("shard-00.json", 40), ("shard-01.json", 90), ("shard-02.json", 50)):
+        world.tree.file(f"/etc/s3/lifecycle/daily-cursors/{shard}", at_s * SECOND_NS)
+
+    assert (0, 90 * SECOND_NS) == (never, await world.lake.own_worker_ns())
+
+
 async def test_closing_the_lake_closes_the_filer(world: World) -> None:
     """A command leaves no connection behind."""
     await world.lake.close()
