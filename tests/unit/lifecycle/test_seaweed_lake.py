@@ -14,7 +14,15 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.filer import s3
 from lakebed.filer.codec import read_page, write_entry
-from lakebed.filer.model import Attributes, ConditionKind, FileChunk, FilerEntry, MutationKind, SkippedEntries
+from lakebed.filer.model import (
+    Attributes,
+    ConditionKind,
+    FileChunk,
+    FilerEntry,
+    FilerEvent,
+    MutationKind,
+    SkippedEntries,
+)
 from lakebed.filer.protobuf import encode_field
 from lakebed.lifecycle.model import Verb
 from lakebed.lifecycle.seaweed.store import VERSIONING_FRESH_S, SeaweedLake
@@ -127,6 +135,22 @@ async def test_a_policy_is_put_and_removed_by_one_change_of_the_buckets_entry(wo
 
 
 # Looking.
+
+
+async def test_a_bucket_whose_entry_changed_is_named_and_heartbeats_are_not(world: World) -> None:
+    """Only entries of the folder of buckets are subscribed to, from now on: no object's change comes through."""
+    asked: list[tuple[Any, ...]] = []
+
+    async def subscribe(prefixes: Any, *, since_ns: int, directories: Any) -> AsyncGenerator[FilerEvent, None]:
+        asked.append((prefixes, since_ns, directories))
+        yield FilerEvent("", 1)
+        yield FilerEvent("/buckets", 2, old=FilerEntry("b"), new=FilerEntry("b"))
+        yield FilerEvent("/buckets", 3, old=FilerEntry("gone"))
+
+    world.lake._filer.subscribe = subscribe  # type: ignore[method-assign, assignment]
+
+    assert ["b", "gone"] == [bucket async for bucket in world.lake.changes()]
+    assert [([], world.clock.now_ns(), ["/buckets"])] == asked
 
 
 async def test_an_object_is_looked_at_as_it_is_now(world: World) -> None:
