@@ -137,6 +137,13 @@ def block(
     return msgspec.structs.replace(state, blockers={**state.blockers, ident: made}, budgets=budgets)
 
 
+def block_listing(state: BlockerState, bucket: str, error: str, now_ns: int) -> BlockerState:
+    """Blocks the scan of a bucket whose listing cannot be read: there is no key to isolate."""
+    stream = Stream(StreamKind.BOOTSTRAP, bucket=bucket)
+    failure = Failure(stream, bucket, "", DeleteOutcome.FATAL_EVENT_ERROR.value, error)
+    return block(state, [failure], now_ns, reason="the listing cannot be read")
+
+
 def cleared(state: BlockerState, resolved: Iterable[Stream]) -> BlockerState:
     """Without the budgets of positions that were resolved, and without those among what was isolated."""
     streams = list(resolved)

@@ -69,7 +69,7 @@ class RateState(msgspec.Struct, frozen=True):
 
 # The log.
 
-GAPS_MAX = 16  # more are joined to one
+GAPS_MAX = 64  # of more, the nearest are joined
 LATE_NS = 180_000_000_000  # a server writes its events to disk each minute: what a crash can lose is younger than this
 SEEN_EVERY_NS = 30_000_000_000
 
@@ -145,11 +145,19 @@ def _named_ns(known: LogState, reach: LogReach) -> int:
 
 
 def _joined(gaps: tuple[LogGap, ...], gap: LogGap) -> tuple[LogGap, ...]:
-    found = (*gaps, gap)
-    if len(found) <= GAPS_MAX:
-        return found
-    first, second, *rest = found
-    return (LogGap(min(first.from_ns, second.from_ns), max(first.to_ns, second.to_ns)), *rest)
+    """Gaps that meet are one. Of too many, the nearest become one: what lies between counts as missing too, so an
+    object of that time waits as an exception although its event is there.
+    """
+    found: list[LogGap] = []
+    for one in sorted((*gaps, gap), key=lambda one: one.from_ns):
+        if found and one.from_ns <= found[-1].to_ns:
+            found[-1] = LogGap(found[-1].from_ns, max(found[-1].to_ns, one.to_ns))
+        else:
+            found.append(one)
+    while len(found) > GAPS_MAX:
+        at = min(range(1, len(found)), key=lambda number: found[number].from_ns - found[number - 1].to_ns)
+        found[at - 1 : at + 1] = [LogGap(found[at - 1].from_ns, found[at].to_ns)]
+    return tuple(found)
 
 
 # Shards.

@@ -18,15 +18,13 @@ from lakebed.core.logs import logger
 from lakebed.core.runs import RunLog
 from lakebed.core.traces import traced
 from lakebed.lifecycle import blockers, paths
-from lakebed.lifecycle.blockers import Failure
 from lakebed.lifecycle.compiler import PolicyCompiler, require_scan, together
 from lakebed.lifecycle.counters import CountRecorder
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import PolicySnapshot
 from lakebed.lifecycle.gauges import Gauges
-from lakebed.lifecycle.leases import ShardClaim, hold
+from lakebed.lifecycle.leases import OngoingWork, ShardClaim, hold
 from lakebed.lifecycle.ledger import LedgerMover, Publish
-from lakebed.lifecycle.model import DeleteOutcome, StreamKind
 from lakebed.lifecycle.modes import LagMonitor
 from lakebed.lifecycle.policy_watch import watch_policies
 from lakebed.lifecycle.reader import LifecycleReader
@@ -36,7 +34,7 @@ from lakebed.lifecycle.scan_plan import BucketScan, is_joining, needs_scan, next
 from lakebed.lifecycle.scanner import BucketScanner
 from lakebed.lifecycle.seams import EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import LastRound, LifecycleState, ScanProgress, Stream, changed
+from lakebed.lifecycle.state import BucketLifecycle, LastRound, LifecycleState, ScanProgress, changed
 from lakebed.lifecycle.streams import Sweep
 from lakebed.store.lease import HeldByAnother
 
@@ -85,6 +83,8 @@ class Enforcer:
         self._mover = LedgerMover(state, publish=publish, keep_ns=ns(settings.ledger_retention_s))
         self._alarms = {name: asyncio.Event() for name in ("read", "scan", "join", "drain")}
         self._ended: dict[str, PolicySnapshot] = {}  # buckets whose actions wait to join, by what they were scanned for
+        self._scans = OngoingWork(SCANS)
+        self._scanned: dict[str, BucketLifecycle] = {}  # of buckets whose scan ended since the last round
         self._wakes = -1
         self.counts = CountRecorder(state)
         self._folded_ns = state.clock.now_ns()
@@ -110,9 +110,10 @@ class Enforcer:
         try:
             await asyncio.gather(*loops)
         finally:
+            scans = self._scans.cancel()
             for loop in loops:
                 loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            await asyncio.gather(*loops, *scans, return_exceptions=True)
             self._ended = {}
             await self._shards.leave()
 
@@ -165,25 +166,30 @@ class Enforcer:
         return min([self._state.clock.now_ns() + self._pause_ns(sweeps), *_dues(sweeps)])
 
     async def _scan_round(self) -> int:
+        """Starts the scans that are due. One that outlasts a poll, or a change of a policy, goes on beside the next."""
         began_ns = self._state.clock.now_ns()
-        snapshot = await self.compile()
-        states = dict(self._compiler.states)
-
-        async def scan(bucket: str) -> None:
-            async with self._runs.record(SCAN, bucket, {"bucket": bucket}) as run:
-                found = await self.scan(bucket, snapshot)
-                run.idle = found is None
-                if found is not None:
-                    found.report_to(run)
-            if found is not None and found.complete:
-                states[bucket] = (await self._state.bucket(bucket).read()).value
-                self._ended[bucket] = snapshot
-                self._alarms["join"].set()
-
-        await together([partial(scan, bucket) for bucket in snapshot.buckets], SCANS)
+        self._latest = snapshot = await self.compile()
+        states = self._compiler.states
+        self._scans.start({bucket: partial(self._scan_bucket, bucket) for bucket in snapshot.buckets})
+        await self._scans.wait(self._rest("scan", self._settings.poll_s))
+        ended, self._scanned = self._scanned, {}
         again_ns = self._state.clock.now_ns() + self._retry_ns  # what was due when the round began could not go on
-        wakes = [at_ns if at_ns > began_ns else again_ns for at_ns in next_scans(states, snapshot)]
+        wakes = [at_ns if at_ns > began_ns else again_ns for at_ns in next_scans(states | ended, snapshot)]
         return min([self._state.clock.now_ns() + ns(self._settings.poll_s), *wakes])
+
+    async def _scan_bucket(self, bucket: str) -> None:
+        snapshot = self._latest
+        async with self._runs.record(SCAN, bucket, {"bucket": bucket}) as run:
+            found = await self.scan(bucket, snapshot)
+            run.idle = found is None
+            if found is not None:
+                found.report_to(run)
+        if found is not None and found.complete:
+            self._scanned[bucket] = (await self._state.bucket(bucket).read()).value
+            self._ended[bucket] = snapshot
+            self._alarms["join"].set()
+            if snapshot is not self._latest:  # a change since was left to its end
+                self._alarms["scan"].set()
 
     async def _join_round(self) -> int:
         """Every join ends the sweeps under way and makes the next one compile, so scans that end together join once."""
@@ -296,8 +302,9 @@ class Enforcer:
             if report is None and await self._scanner.complete(bucket, snapshot):
                 report = BucketScan(bucket, complete=True)
         except (Corrupt, Invalid) as error:  # this bucket gets a blocker; the others continue
-            await self._block_scan(bucket, error)
-            return BucketScan(bucket, blocked=True, problem=error.message)
+            why, now_ns = error.message, self._state.clock.now_ns()
+            await self._state.blockers.change(changed(lambda known: blockers.block_listing(known, bucket, why, now_ns)))
+            return BucketScan(bucket, blocked=True, problem=why)
         except LakebedError as error:
             log.warning("bucket scan failed", bucket=bucket, error=error.message)
             return BucketScan(bucket, problem=error.message)
@@ -312,13 +319,6 @@ class Enforcer:
                 return await self._scanner.run(bucket, part, progress, snapshot, alive)
             except (HeldByAnother, Fenced):
                 return None
-
-    async def _block_scan(self, bucket: str, error: LakebedError) -> None:
-        stream, now_ns = Stream(StreamKind.BOOTSTRAP, bucket=bucket), self._state.clock.now_ns()
-        failure = Failure(stream, bucket, "", DeleteOutcome.FATAL_EVENT_ERROR.value, error.message)
-        await self._state.blockers.change(
-            changed(lambda known: blockers.block(known, [failure], now_ns, reason="the listing cannot be read"))
-        )
 
     # Draining.
 

@@ -1,11 +1,13 @@
-"""Leases held while a piece of work goes on, and the shards of a worker: they save duplicate work, and nothing depends
-on them.
+"""Leases held while a piece of work goes on, the shards of a worker, and the work it has in progress: they save
+duplicate work, and nothing depends on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
@@ -73,3 +75,56 @@ class ShardClaim:
             await self._state.shards.change(changed(lambda known: released(known, self.name)))
         except LakebedError as error:
             log.info("shards not released", error=error.message)
+
+
+class OngoingWork:
+    """Pieces of work by name, `limit` at the same time. One may outlast the wait for it, and is not started twice."""
+
+    def __init__(self, limit: int) -> None:
+        self._slots, self._idle = asyncio.Semaphore(limit), asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._fault: Exception | None = None
+
+    def start(self, work: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+        """Starts what is not in progress."""
+        for name, piece in work.items():
+            if name not in self._tasks:
+                self._tasks[name] = asyncio.create_task(self._run(name, piece))
+
+    async def wait(self, until: Coroutine[Any, Any, None]) -> None:
+        """Returns when nothing is in progress, or at the end of `until`. A LakebedError of a piece is logged, and the
+        piece may be started again; any other is raised here.
+        """
+        self._idle.clear()
+        if not self._tasks or self._fault is not None:
+            self._idle.set()
+        ends = [asyncio.create_task(until), asyncio.create_task(self._idle.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Ends what is in progress; the caller waits for it."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _run(self, name: str, piece: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with self._slots:
+                await piece()
+        except LakebedError as error:
+            log.warning("work failed", about=name, error=error.message, kind=error.code)
+        except Exception as error:
+            self._fault = error
+            self._idle.set()
+        finally:
+            self._tasks.pop(name, None)
+            if not self._tasks:
+                self._idle.set()

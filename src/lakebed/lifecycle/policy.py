@@ -42,6 +42,7 @@ _CONTAINERS = frozenset(
     ]
 )
 _BOOLEANS = frozenset({"ExpiredObjectDeleteMarker"})
+DEPTH_MAX = 8  # LifecycleConfiguration, Rule, Filter, And, Tag and Key are six
 
 
 def rules_of(text: bytes, *, unique_ids: bool = False) -> tuple[Rule, ...]:
@@ -109,7 +110,9 @@ def _root(data: bytes) -> Element:
     return root
 
 
-def _children(element: Element, name: str) -> dict[str, Any]:
+def _children(element: Element, name: str, depth: int = 1) -> dict[str, Any]:
+    if depth > DEPTH_MAX:
+        raise MalformedPolicy(f"elements are nested more than {DEPTH_MAX} deep")
     if element.attrib:
         raise MalformedPolicy(f"{name} has attributes")
     if (element.text or "").strip() or any((child.tail or "").strip() for child in element):
@@ -118,7 +121,7 @@ def _children(element: Element, name: str) -> dict[str, Any]:
     tree: dict[str, Any] = {held: [] for tag, held in repeated.items() if name != "Rule"}
     for child in element:
         tag = _element_name(child)
-        value: Any = _children(child, tag) if tag in _CONTAINERS else _element_text(child, tag)
+        value: Any = _children(child, tag, depth + 1) if tag in _CONTAINERS else _element_text(child, tag)
         if tag in repeated:
             tree.setdefault(repeated[tag], []).append(value)
         elif tag in tree or tag in repeated.values():

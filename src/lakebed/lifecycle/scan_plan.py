@@ -61,12 +61,12 @@ def newest_wanted_ns(
 ) -> int | None:
     """The latest time of an object without versions that a scan must look at; None when it must look at all.
 
-    Later ones are not due by their age, and their events bring them. A date has no age; where no event comes, the
-    scan must see when each object will be due.
+    Later ones are not due by their age, and their events bring them. A date has no age; where no event comes, because
+    of the mode or a gap in the log, the scan must see when each object will be due.
     """
-    newest_ns = 0
+    newest_ns = max((gap.to_ns for gap in gaps), default=0)
     for action in actions:
-        if action.mode is Mode.SCAN_ONLY or gaps:
+        if action.mode is Mode.SCAN_ONLY:
             return None
         if action.kind is ActionKind.EXPIRATION_DATE and (action.rule.expiration_date_ns or 0) <= now_ns:
             return None

@@ -127,7 +127,10 @@ def _conditions(given: Any, prefix: Any) -> dict[str, Any]:
     if unknown := set(given) - {*_CONDITIONS, "And"}:
         raise MalformedPolicy(f"Filter has {sorted(unknown)[0]!r}")
     found = {**{name: value for name, value in given.items() if name in _CONDITIONS}, **(both or {})}
-    tags = [*found.pop("Tags", []), *([found.pop("Tag")] if "Tag" in found else [])]
+    tags = found.pop("Tags", [])
+    if not isinstance(tags, list):
+        raise MalformedPolicy("Tags is not a list")
+    tags = [*tags, *([found.pop("Tag")] if "Tag" in found else [])]
     if not found.get("Prefix") and prefix:
         found["Prefix"] = prefix
     if found.get("Prefix") == "":

@@ -251,6 +251,21 @@ def test_blockers_are_retried_resumed_and_given_up(shell: Shell, site: Site, mon
     ] == [(what, reason) for what, _, reason, _, _ in shell.deeds()]
 
 
+def test_two_blockers_of_one_key_are_both_counted(shell: Shell, site: Site) -> None:
+    """A key may hold up several streams: one that is still blocked exits 1, whatever the last one answers."""
+    site.operator.answers["chosen"] = [SimpleNamespace(blocker_id=name, key="x") for name in ("b-1", "b-2")]
+    blocked, resolved = (SimpleNamespace(value=str(works), resolved=works) for works in (False, True))
+    replies = {"b-1": blocked, "b-2": resolved}
+
+    async def retry(ident: str, *_: Any) -> Any:
+        return replies[ident]
+
+    site.operator.retry = retry  # type: ignore[attr-defined]
+    code, _, reported = shell("lifecycle", "blockers", "retry", "--all")
+
+    assert (exits.FAILED, ["x: False", "x: True"]) == (code, reported.split("\n")[:2])
+
+
 def test_actions_are_paused_walked_and_tuned(shell: Shell, site: Site) -> None:
     """Each command requests exactly what was typed; days are days of the site's calendar."""
     site.operator.answers |= {"pause": ["a", "b"], "cadence": ["a"]}

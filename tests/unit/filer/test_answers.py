@@ -270,6 +270,21 @@ async def test_a_subscription_says_what_it_wants() -> None:
     assert (b"/", False, False) == (everything[2], 13 in everything, 3 in everything)
 
 
+async def test_a_subscription_to_a_directory_asks_for_its_own_entries_only() -> None:
+    """Nothing below them: a prefix that matches nothing stands where the server would take none as everything."""
+    said: list[dict[int, Any]] = []
+
+    def answer(_: str, request: bytes) -> list[bytes]:
+        said.append(dict(fields(request)))
+        return []
+
+    [event async for event in Scripted(answer).subscribe([], since_ns=5, directories=["/buckets"])]
+
+    (asked,) = said
+    assert (b"/buckets", 5, False) == (asked[10], asked[3], 6 in asked)
+    assert not b"/buckets/b/k".startswith(asked[2])
+
+
 # Entries and events.
 
 

@@ -210,7 +210,8 @@ async def test_many_blockers_are_meant_at_once(chosen: dict[str, Any]) -> None:
     operator = Operator(world.registers)
 
     assert 2 == len(await operator.chosen(**chosen))
-    assert [] == await operator.chosen(bucket="other")
+    assert [] == await operator.chosen(bucket="other") == await operator.chosen(every=True, cause="too many")
+    assert [] == await operator.chosen(bucket="b", cause="fatal_event_error")
     with pytest.raises(Invalid):
         await operator.chosen()
 

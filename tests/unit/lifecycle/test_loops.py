@@ -56,6 +56,43 @@ async def test_a_scan_of_five_days_delays_no_sweep_and_no_drain(rounding: str) -
     running.cancel()
 
 
+async def test_the_first_scan_of_a_new_policy_waits_for_no_scan_under_way() -> None:
+    """One bucket takes five days to list; a policy put meanwhile is scanned at once, and the long scan ends."""
+    world = Harness(poll_s=DAY_S)
+    listed: list[str] = []
+
+    class SlowList:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.lake, name)
+
+        async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
+            listed.append(bucket)
+            async for family in world.lake.scan(bucket, after, **bounds):
+                if bucket == "large":
+                    await world.clock.sleep(5 * DAY_S / 3)
+                yield family
+
+    for key in ("k1", "k2", "k3"):
+        world.lake.write("large", key)
+    await world.policy("large", rule(expiration_days=100))
+    world.lake.write("b", "a")
+    await world.clock.advance(2 * DAY_S)
+    running = asyncio.create_task(world.new_worker(SlowList()).run())
+    await world.clock.advance(1.0)
+    await world.policy("b", rule(expiration_days=1))
+    for _ in range(10):
+        await world.clock.advance(1.0)
+
+    assert ([], True) == (world.left(), (await world.state("large")).scan is not None)
+    assert (await world.action("EXPIRATION_DAYS")).joined
+    for _ in range(60):
+        await world.clock.advance(DAY_S / 10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (await world.action("EXPIRATION_DAYS", "large")).bootstrap_complete
+    assert ["b", "large"] == sorted(listed)  # no scan was started twice
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_shards_are_shared_evenly_and_taken_over_when_their_worker_is_gone(workers: int) -> None:
     """After a few reports every shard has an owner, and none has more than its share; an expired worker has none."""
@@ -78,6 +115,24 @@ def test_all_that_is_of_a_key_is_in_one_shard() -> None:
     """By bucket and folder: every shard has some."""
     assert shard_of("b", "x/y/1") == shard_of("b", "x/y/2")
     assert set(range(SHARDS)) == {shard_of("b", f"{number}/k") for number in range(50)}
+
+
+async def test_deletes_of_a_worker_keep_to_the_rate_of_the_settings() -> None:
+    """A second's turns are saved up; then ten a second. What the cluster shares is in test_batches.py."""
+    world = Harness(deletes_per_s=10.0)
+    for number in range(60):
+        world.lake.write("b", f"k{number:02d}")
+    await world.clock.advance(2 * DAY_S)
+    await world.policy("b", rule(expiration_days=1))
+    running = asyncio.create_task(world.worker.run_round())
+    counts: list[int] = []
+    for _ in range(60):
+        await world.clock.advance(0.1)
+        counts.append(len(world.lake.removed))
+    await running
+
+    assert all(count <= 11 + number for number, count in enumerate(counts, 1))
+    assert (60, []) == (counts[-1], world.left())
 
 
 async def test_two_workers_read_shards_of_their_own_and_delete_everything_once() -> None:

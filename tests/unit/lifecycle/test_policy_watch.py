@@ -46,6 +46,30 @@ def test_work_keeps_to_its_hours(hours: str, at_hour: float, closed_h: float) ->
     assert pytest.approx(closed_h * 3600) == settings.hours_closed_s(round((20_000 * 24 + at_hour) * HOUR_NS))
 
 
+async def test_a_worker_deletes_in_its_hours_only() -> None:
+    """What is due before they begin goes when they begin; a round by hand takes no notice of them."""
+    world = Harness(run_hours="10-12", poll_s=60.0)
+    opens_s = world.settings.hours_closed_s(world.clock.now_ns())
+    assert opens_s > 3600
+    await world.policy("b", rule(expiration_days=1))
+    world.lake.write("b", "a")
+    running = asyncio.create_task(world.worker.run())
+    for _ in range(int(opens_s / 60)):
+        await world.clock.advance(60.0)
+    before = world.left()
+    for _ in range(3):
+        await world.clock.advance(60.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert (["a"], []) == (before, world.left())
+    world.lake.write("b", "by hand")
+    await world.clock.advance(4 * 3600.0)
+    assert world.settings.hours_closed_s(world.clock.now_ns())
+    await world.run_round()
+    assert [] == world.left()
+
+
 @pytest.mark.parametrize("wrong", ["1-6", "01-01", "25-03", "night", "01-06,08-09"])
 def test_hours_that_are_none_are_refused(wrong: str) -> None:
     """When the settings are loaded."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
 from lakebed.core.errors import Unavailable
-from lakebed.lifecycle.cluster import LogGap, LogReach, LogState, begins_ns, lost, observed, reach_hash
+from lakebed.lifecycle.cluster import GAPS_MAX, LogGap, LogReach, LogState, begins_ns, lost, observed, reach_hash
 from lakebed.lifecycle.compiler import KEPT_POLLS
 from lakebed.lifecycle.cursors import Move, advanced, rewound
 from lakebed.lifecycle.model import Degraded, Mode, Position
@@ -75,6 +76,23 @@ def test_what_is_no_loss_makes_no_generation(seen: LogReach) -> None:
 
     assert 0 == observed(known, seen, 2000 * SECOND).generation
     assert WHOLE.servers == (observed(known, seen, 2000 * SECOND).reach or LogReach()).servers[:2]
+
+
+def test_gaps_that_meet_are_one_and_of_too_many_the_nearest_are_joined() -> None:
+    """Filers restarted week after week leave as many short gaps, and not one of months full of exceptions."""
+    week, known = 7 * 86_400, observed(LogState(), WHOLE, 0)
+    for number in range(1, GAPS_MAX + 11):
+        for after_s in (0, 60):  # two filers, one soon after the other
+            seen = LogReach(5, 5, (("a", 2 * number + (after_s > 0)), ("b", 1)))
+            at_ns = (number * week + after_s) * SECOND
+            known = observed(msgspec.structs.replace(known, seen_ns=at_ns - 30 * SECOND), seen, at_ns)
+
+    assert GAPS_MAX == len(known.gaps)
+    assert all(before.to_ns < after.from_ns for before, after in pairwise(known.gaps))
+    lengths = [(gap.to_ns - gap.from_ns) // SECOND for gap in known.gaps]
+    assert 270 == sorted(lengths)[len(lengths) // 2]
+    restarts = [number * week * SECOND for number in range(1, GAPS_MAX + 11)]
+    assert all(any(gap.holds(at_ns) for gap in known.gaps) for at_ns in restarts)
 
 
 def test_the_first_file_of_a_log_is_no_other_log_unless_it_lacks_what_came_before() -> None:

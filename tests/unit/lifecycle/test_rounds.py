@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,6 +12,7 @@ from lakebed.core.clock import settle
 from lakebed.core.errors import Unavailable
 from lakebed.lifecycle import reader
 from lakebed.lifecycle.enforcer import NAP_S, RETRY_S
+from lakebed.lifecycle.leases import OngoingWork
 from lakebed.lifecycle.model import ObjectIdentity
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.pending import PendingLog, PendingSegment
@@ -193,3 +195,39 @@ def test_an_exception_is_due_at_its_instant_and_the_earliest_comes_first() -> No
     assert 7 == log.next_due_ns
     assert [[], ["a", "b"], ["a", "b", "c"]] == [[item.key for item in log.due(at_ns)] for at_ns in (6, 7, 9)]
     assert 9 == log.after(PendingSegment(tombstones=tuple(item.id for item in items[1:])), 2).next_due_ns
+
+
+async def test_work_in_progress_is_not_started_twice_and_a_fault_is_raised() -> None:
+    """An error that is expected is left to the next start; any other ends the loop, as one of its own would."""
+    work, gate, started = OngoingWork(2), asyncio.Event(), list[str]()
+
+    def piece(name: str, error: Exception | None = None) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            started.append(name)
+            if error is not None:
+                raise error
+            await gate.wait()
+
+        return run
+
+    async def now() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    work.start({"long": piece("long"), "down": piece("down", Unavailable("down"))})
+    await work.wait(now())
+    work.start({"long": piece("long"), "down": piece("down", Unavailable("down"))})
+    await work.wait(now())
+    assert ["long", "down", "down"] == started
+    work.start({"fault": piece("fault", RuntimeError("a bug"))})
+    with pytest.raises(RuntimeError, match="a bug"):
+        await work.wait(never())
+    gate.set()
+    await work.wait(never())  # nothing is in progress any more
+    work.start({"long": piece("again")})
+    (task,) = work.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await work.wait(never())

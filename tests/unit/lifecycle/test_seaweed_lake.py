@@ -14,7 +14,15 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.filer import s3
 from lakebed.filer.codec import read_page, write_entry
-from lakebed.filer.model import Attributes, ConditionKind, FileChunk, FilerEntry, MutationKind, SkippedEntries
+from lakebed.filer.model import (
+    Attributes,
+    ConditionKind,
+    FileChunk,
+    FilerEntry,
+    FilerEvent,
+    MutationKind,
+    SkippedEntries,
+)
 from lakebed.filer.protobuf import encode_field
 from lakebed.lifecycle.model import Verb
 from lakebed.lifecycle.seaweed.store import VERSIONING_FRESH_S, SeaweedLake
@@ -130,6 +138,22 @@ async def test_a_policy_is_put_and_removed_by_one_change_of_the_buckets_entry(wo
 
 
 # Looking.
+
+
+async def test_a_bucket_whose_entry_changed_is_named_and_heartbeats_are_not(world: World) -> None:
+    """Only entries of the folder of buckets are subscribed to, from now on: no object's change comes through."""
+    asked: list[tuple[Any, ...]] = []
+
+    async def subscribe(prefixes: Any, *, since_ns: int, directories: Any) -> AsyncGenerator[FilerEvent, None]:
+        asked.append((prefixes, since_ns, directories))
+        yield FilerEvent("", 1)
+        yield FilerEvent("/buckets", 2, old=FilerEntry("b"), new=FilerEntry("b"))
+        yield FilerEvent("/buckets", 3, old=FilerEntry("gone"))
+
+    world.lake._filer.subscribe = subscribe  # type: ignore[method-assign, assignment]
+
+    assert ["b", "gone"] == [bucket async for bucket in world.lake.changes()]
+    assert [([], world.clock.now_ns(), ["/buckets"])] == asked
 
 
 async def test_an_object_is_looked_at_as_it_is_now(world: World) -> None:
@@ -428,6 +452,15 @@ async def test_an_upload_is_aborted_whole_and_only_as_it_was_judged(world: World
     (done,) = world.tree.done
     (gone,) = done.mutations
     assert ("/buckets/b/.uploads", "u1", True, True) == (gone.directory, gone.name, gone.recursive, gone.delete_data)
+
+
+async def test_seaweedfs_own_worker_is_seen_by_the_newest_of_its_cursors(world: World) -> None:
+    """Never is 0: there is no folder of cursors before its first run."""
+    never = await world.lake.own_worker_ns()
+    for shard, at_s in (("shard-00.json", 40), ("shard-01.json", 90), ("shard-02.json", 50)):
+        world.tree.file(f"/etc/s3/lifecycle/daily-cursors/{shard}", at_s * SECOND_NS)
+
+    assert (0, 90 * SECOND_NS) == (never, await world.lake.own_worker_ns())
 
 
 async def test_closing_the_lake_closes_the_filer(world: World) -> None:

@@ -95,6 +95,32 @@ def test_a_rule_that_reaches_lakebeds_own_keys_takes_out_itself() -> None:
     assert "rule 'wide'" in found.problems[0]
 
 
+NESTED = "<And>" * 5000 + "</And>" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        xml(f"<ID>r</ID><Status>Enabled</Status><Filter>{NESTED}</Filter>{DAYS}"),
+        b'{"Rules": [{"Status": "Enabled", "Filter": {"And": {"Tags": 5}}, "Expiration": {"Days": 1}}]}',
+        b'{"Rules": [{"Status": "Enabled", "Filter": {"And": {"Tags": null}}, "Expiration": {"Days": 1}}]}',
+    ],
+    ids=["nested", "tags are a number", "tags are null"],
+)
+async def test_a_hostile_policy_of_one_bucket_stops_no_other(text: bytes) -> None:
+    """Elements nested thousands deep, or lists that are none: the rule is named, and the worker runs the others."""
+    world = Harness()
+    await world.policy("good", rule(expiration_days=1))
+    await world.lake.put("bad", text)
+    await world.run_round()
+    world.lake.write("good", "a")
+
+    await world.run_round(1.01)
+
+    assert [] == world.left("good")
+    assert (await world.state("bad")).problem.startswith("rule 1: ")
+
+
 async def test_one_bad_rule_is_shown_counted_and_leaves_the_others_running() -> None:
     """Status has the reason, the gauge counts it until it is repaired."""
     world = Harness()

@@ -328,14 +328,23 @@ async def test_a_worker_that_starts_without_its_store_catches_up_when_it_comes()
         ((rule(expiration_days=1), rule(expiration_date_ns=9 * DAY)), Mode.EVENT_DRIVEN, (), None),
         ((rule(expiration_days=1), rule(expiration_date_ns=11 * DAY)), Mode.EVENT_DRIVEN, (), 9 * DAY),
         ((rule(expiration_days=1),), Mode.SCAN_ONLY, (), None),
-        ((rule(expiration_days=1),), Mode.EVENT_DRIVEN, (LogGap(1, 2),), None),
+        ((rule(expiration_days=4),), Mode.EVENT_DRIVEN, (LogGap(7 * DAY, 8 * DAY), LogGap(1, 2)), 8 * DAY),
+        ((rule(expiration_days=1),), Mode.EVENT_DRIVEN, (LogGap(1, 2),), 9 * DAY),
     ],
-    ids=["ages", "no age of objects", "a date that has come", "a date to come", "scans only", "events are missing"],
+    ids=[
+        "ages",
+        "no age of objects",
+        "a date that has come",
+        "a date to come",
+        "scans only",
+        "events are missing",
+        "events were missing long ago",
+    ],
 )
 def test_a_walk_looks_at_no_object_that_is_too_young_for_every_rule(
     rules: tuple[Rule, ...], mode: Mode, gaps: tuple[LogGap, ...], newest_ns: int | None
 ) -> None:
-    """Unless its date has come, or no event will bring it: then it looks at all."""
+    """Unless its date has come, or scans alone find it: then it looks at all. Of a gap in the log it looks at all."""
     snapshot = compile_policies({"b": rules}, lambda _: Activation(mode, True), Calendar(rounding="exact"))
 
     assert newest_ns == newest_wanted_ns(snapshot.of_bucket("b"), 10 * DAY, snapshot.calendar, gaps)

@@ -51,18 +51,18 @@ def blockers_retry(
 ) -> int:
     """Retry now: one blocker, or all that are meant. What succeeds continues; otherwise the exit code is 1."""
 
-    async def work(services: Any) -> dict[str, Any]:
+    async def work(services: Any) -> list[tuple[str, Any]]:
         snapshot = await services.enforcer.compile()
         found = await services.operator.chosen(ident, every=every, bucket=bucket, cause=cause)
-        return {
-            one.key: await services.operator.retry(one.blocker_id, services.enforcer.resolver, snapshot)
+        return [
+            (one.key, await services.operator.retry(one.blocker_id, services.enforcer.resolver, snapshot))
             for one in found
-        }
+        ]
 
     answers = acted(where, "retry", _meant(ident, every, bucket, cause), work)
-    for key, answer in answers.items():
+    for key, answer in answers:
         say(f"{key}: {answer.value}")
-    return 0 if all(answer.resolved for answer in answers.values()) else 1
+    return 0 if all(answer.resolved for _, answer in answers) else 1
 
 
 @blockers.command(name="resume")
