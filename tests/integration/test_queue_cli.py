@@ -85,7 +85,7 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, buck
     assert json.loads(put)["sequence"] == 1
     assert json.loads(shown)["undecodable"].startswith("corrupt")
     assert without != exits.OK
-    assert "needs a reason" in why
+    assert "a reason is required" in why
     assert f"would discard {letter}" in would
     assert code == exits.OK
     assert "enqueued again as sequence 3" in replayed
