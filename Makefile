@@ -35,8 +35,8 @@ test-full: setup ## what is exhaustive: every seed and kill, every page, a Spark
 STREAMS = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 computing: LANES = lint unit sim spark
 waiting: LANES = integration conformance browser
-full-computing: LANES = full-spark test-cluster interop
-full-waiting: LANES = full test-oxia full-browser
+full-computing: LANES = full-spark test-cluster
+full-waiting: LANES = full test-oxia full-browser interop
 
 computing waiting full-computing full-waiting: setup
 	@failed=; for lane in $(LANES); do $(MAKE) --no-print-directory $$lane || failed="$$failed $$lane"; done; \
