@@ -270,11 +270,8 @@ async def test_bytes_that_were_wrong_once_bury_nothing(open_queue: Open, manual_
     await collector.close()
 
 
-async def test_a_batch_that_a_replica_does_not_have_yet_is_delivered_later(
-    open_queue: Open, memory: MemoryStore, manual_clock: ManualClock
-) -> None:
-    """Not found is believed only after a while; until then the claim is kept."""
-    queue = open_queue()
+async def missing_once(queue: Queue, memory: MemoryStore) -> tuple[Collector, str, bytes]:
+    """A collector that has met the queue's only batch, `a`, while its object was missing; its key and its bytes."""
     await put(queue, b"a")
     (location,) = (await queue.producer.read()).pending
     data = (await memory.get(location)).data
@@ -282,6 +279,15 @@ async def test_a_batch_that_a_replica_does_not_have_yet_is_delivered_later(
     collector = queue.collector()
     with pytest.raises(Unavailable):
         await collector.next_batch()
+    return collector, location, data
+
+
+async def test_a_batch_that_a_replica_does_not_have_yet_is_delivered_later(
+    open_queue: Open, memory: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Not found is believed only after a while; until then the claim is kept."""
+    queue = open_queue()
+    collector, location, data = await missing_once(queue, memory)
     await manual_clock.advance(20.0)
     with pytest.raises(Unavailable):
         await collector.next_batch()
@@ -298,13 +304,7 @@ async def test_a_batch_that_was_missing_once_and_delivered_is_not_buried_when_it
 ) -> None:
     """The time for which a batch was missing begins anew after it was read."""
     queue = open_queue()
-    await put(queue, b"a")
-    (location,) = (await queue.producer.read()).pending
-    data = (await memory.get(location)).data
-    await memory.delete(location)
-    collector = queue.collector()
-    with pytest.raises(Unavailable):
-        await collector.next_batch()
+    collector, location, data = await missing_once(queue, memory)
     await memory.create(location, data)
     batch = await collector.next_batch()
     assert batch is not None
