@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
@@ -149,6 +150,7 @@ def _run(argv: Sequence[str]) -> int:
     try:
         if _empty_reason(argv):
             raise Invalid("--reason is empty: a reason is required", hint="the audit trail keeps it: --reason TEXT")
+        _load_commands_of_group(argv)
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         surplus = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
@@ -176,6 +178,20 @@ def _run(argv: Sequence[str]) -> int:
         say(f"next:  {_OS_HINTS.get(error.errno or 0, 'check the path and the permissions, then try again')}")
         return exits.FAILED
     return result if isinstance(result, int) else exits.OK
+
+
+def _load_commands_of_group(argv: Sequence[str]) -> None:
+    """Loads the commands of the group that is named alone, because its help shows a command's text only when loaded.
+
+    The commands of `lakebed` itself stay unloaded: the table above has their texts.
+    """
+    _, apps, _ = app.parse_commands([word for word in argv if word not in app.help_flags])
+    group = apps[-1]
+    if group is app or group.default_command is not None:
+        return
+    with suppress(ImportError):  # of an extra: the group's other commands have their help all the same
+        for name in group:
+            group[name]
 
 
 def _empty_reason(argv: Sequence[str]) -> bool:

@@ -206,7 +206,7 @@ def test_a_command_without_its_extra_names_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the core is installed: a command that needs more says which extra to install."""
-    monkeypatch.setattr(main, "app", _raises(ModuleNotFoundError("No module named 'pyspark'", name="pyspark")))
+    monkeypatch.setattr(App, "__call__", _raises(ModuleNotFoundError("No module named 'pyspark'", name="pyspark")))
 
     code = run(["pipeline", "run"])
 
@@ -218,7 +218,7 @@ def test_a_command_without_its_extra_names_it(
 
 def test_a_module_of_our_own_that_is_missing_is_a_fault_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """An incomplete package is not answered with the advice to install an extra."""
-    monkeypatch.setattr(main, "app", _raises(ModuleNotFoundError("No module", name="lakebed.queue.nothing")))
+    monkeypatch.setattr(App, "__call__", _raises(ModuleNotFoundError("No module", name="lakebed.queue.nothing")))
 
     with pytest.raises(ModuleNotFoundError):
         run(["queue", "status"])
@@ -239,7 +239,7 @@ def test_an_error_of_the_system_is_an_error_and_a_next_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, hint: str
 ) -> None:
     """A full disk or a forbidden folder is named with its path, without a traceback."""
-    monkeypatch.setattr(main, "app", _raises(OSError(number, "refused", "some/path")))
+    monkeypatch.setattr(App, "__call__", _raises(OSError(number, "refused", "some/path")))
 
     code = run(["up"])
 
@@ -267,6 +267,15 @@ def test_help_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
         spent.append((after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime))
 
     assert min(spent) < 0.25
+
+
+@pytest.mark.parametrize("group", ["batches", "bucket", "lifecycle", "pipeline", "queue", "tables", "ticks", "topics"])
+def test_the_help_of_a_group_says_what_each_command_does(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command is listed with its name alone, wherever its code is loaded from."""
+    assert run([group, "--help"]) == exits.OK
+
+    rows = [line.strip("│ ") for line in capsys.readouterr().out.split("Commands")[1].splitlines()]
+    assert [] == [row for row in rows if row.replace("-", "").isalpha()]
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
