@@ -136,3 +136,13 @@ def test_what_is_no_query_is_refused_in_words(text: str, why: str) -> None:
     """The reason names what is wrong with the text, not how it is checked."""
     with pytest.raises(Invalid, match=f"not a query: {why}"):
         tables_of(text)
+
+
+@pytest.mark.parametrize("text", ["show tables", "show all tables", "show schemas", "show databases"])
+def test_a_query_that_lists_tables_names_the_command(text: str) -> None:
+    """The engine knows only the tables that a query names, so it would answer that there are none."""
+    with pytest.raises(Invalid, match="cannot list the tables") as refused:
+        tables_of(text)
+
+    assert "lakebed tables list" in refused.value.hint
+    assert {("bronze", "shop", "orders")} == tables_of("describe bronze.shop.orders")

@@ -151,6 +151,8 @@ def tables_of(text: str) -> set[TableName]:
             )
         if node.get("type") == "TABLE_FUNCTION" and _function(node) not in TABLE_FUNCTIONS:
             raise Invalid(f"{_function(node)}(…) is not allowed in a query", hint="read tables by their names")
+        if node.get("show_type") == "SHOW_SPECIAL":  # `show tables`: only what a query names is open, so it has none
+            raise Invalid("a query cannot list the tables", hint="lakebed tables list; columns: describe layer.table")
     names = {_name(node) for node in _nodes(tree) if node.get("type") == "BASE_TABLE"}
     return {name for name in names if len(name) > 1}
 
