@@ -8,7 +8,7 @@ from typing import Any
 
 from lakebed.core.clock import Clock
 from lakebed.core.context import Context, Worker
-from lakebed.core.errors import AlreadyExists
+from lakebed.core.errors import AlreadyExists, LakebedError
 from lakebed.core.logs import logger
 from lakebed.log import paths
 from lakebed.log.cost import StorageUsage
@@ -48,13 +48,16 @@ class StoredBytesScan:
     async def _claimed(self) -> bool:
         if self._session is not None and self._session.alive:
             return True
-        self._session = await self._services.meta.open_session(timeout_s=self._services.settings.claim_s)
+        session = await self._services.meta.open_session(timeout_s=self._services.settings.claim_s)
         try:
-            await self._services.meta.put(paths.BILLING_CLAIM, b"{}", expected=ABSENT, session=self._session)
-        except AlreadyExists:
-            session, self._session = self._session, None
-            await session.close()
-        return self._session is not None
+            await self._services.meta.put(paths.BILLING_CLAIM, b"{}", expected=ABSENT, session=session)
+        except LakebedError as error:
+            await session.close()  # with the claim, where its answer was lost
+            if isinstance(error, AlreadyExists):
+                return False
+            raise
+        self._session = session
+        return True
 
 
 async def _vacuum(context: Context, services: LogServices) -> LogSweepReport:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms, settle
+from lakebed.core.errors import OutcomeUnknown
 from lakebed.core.runs import RunReader
 from lakebed.log import control, paths
 from lakebed.log.codec import columns
@@ -350,6 +351,25 @@ async def test_the_stored_bytes_are_measured_in_one_process_of_a_lake(host: Host
     assert first._session is not None
     await first._session.close()
     assert await second.scan() is not None and await first.scan() is None
+
+
+async def test_a_process_whose_claim_of_the_scan_failed_does_not_measure(host: Host) -> None:
+    """It asks again the next time, and finds that another process measures by then."""
+    failing, other = LogServices(host.context(), host.meta()), host.services()
+    put = failing.meta.put
+
+    async def unanswered(*arguments: Any, **options: Any) -> MetaEntry:
+        await put(*arguments, **options)
+        raise OutcomeUnknown("the connection was lost")
+
+    failing.meta.put = unanswered  # type: ignore[method-assign]
+    scan = StoredBytesScan(failing)
+    with pytest.raises(OutcomeUnknown):
+        await scan.scan()
+    failing.meta.put = put  # type: ignore[method-assign]
+
+    assert await StoredBytesScan(other).scan() is not None
+    assert await scan.scan() is None
 
 
 async def test_every_stage_of_a_compaction_is_measured(host: Host) -> None:

@@ -61,10 +61,13 @@ class TopicCatalog:
         return found
 
     async def create(self, topic: str, first: int, behind: int) -> None:
-        """Creates the partitions [first, behind)."""
-        for number in range(first, behind):
-            await self._broker.writer.ensure(topic_partition(topic, number))
-        self.forget(topic)
+        """Creates the partitions [first, behind), the highest first: where this fails in the middle, `partitions`
+        creates those that are missing below it."""
+        try:
+            for number in reversed(range(first, behind)):
+                await self._broker.writer.ensure(topic_partition(topic, number))
+        finally:
+            self.forget(topic)
 
     def forget(self, topic: str) -> None:
         self._known.pop(topic, None)
