@@ -20,6 +20,7 @@ TOPIC, BROKER = 2, 4  # kinds of resources that have a configuration
 SET_BY_TOPIC, DEFAULT = 1, 5  # where a value comes from
 SET, DELETE = 0, 1  # operations of IncrementalAlterConfigs
 RETENTION_MS, RETENTION_BYTES, POLICY = "retention.ms", "retention.bytes", "cleanup.policy"
+CHANGEABLE = (RETENTION_MS, RETENTION_BYTES)
 REASON = "a Kafka client"
 
 Answer = Mapping[str, Any]
@@ -177,7 +178,12 @@ class TopicRequests:
             return {**row, "error_code": _admin_code(error), "error_message": error.message, "configs": ()}
         keys = resource.configuration_keys
         configs = [
-            {"name": name, "value": value, "read_only": source == DEFAULT, "config_source": source}
+            {
+                "name": name,
+                "value": value,
+                "read_only": name not in CHANGEABLE,
+                "config_source": source,
+            }
             for name, value, source in values
             if keys is None or name in keys
         ]
