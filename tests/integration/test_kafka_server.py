@@ -52,7 +52,12 @@ class Kafka:
 
 
 async def started(
-    *keys: KeySettings, node: str = "node", zone: str = "", state: MemoryState | None = None, **settings: Any
+    *keys: KeySettings,
+    node: str = "node",
+    zone: str = "",
+    state: MemoryState | None = None,
+    store: MemoryStore | None = None,
+    **settings: Any,
 ) -> Kafka:
     clock = SystemClock()
     sections = {
@@ -62,7 +67,7 @@ async def started(
     context = Context(
         node=node,
         settings=Settings(sections, {}),
-        store=MemoryStore(clock=clock),
+        store=store or MemoryStore(clock=clock),
         clock=clock,
         ids=Ids.seeded(1),
         metrics=Metrics(),
@@ -507,6 +512,37 @@ def test_clients_get_the_advertised_address(advertised: str, expected: tuple[str
     """With the port of the server where none is given."""
     assert expected == serving._address(advertised, "127.0.0.1", 9)
     assert "0.0.0.0" != serving._address("", "0.0.0.0", 9)[0]
+
+
+async def test_clients_are_sent_to_brokers_that_do_what_they_want() -> None:
+    """With `log.roles`: a broker that writes leads every partition and sends consumers to one that reads, which serves
+    the groups."""
+    state, store = MemoryState(), MemoryStore(clock=SystemClock())
+    writer = await started(node="a", state=state, store=store, roles="write")
+    reader = await started(node="b", state=state, store=store, roles="read")
+    await writer.broker.peers.registry.refresh()
+    client, other = await writer.client(), await reader.client()
+    wide = [{"name": "wide", "num_partitions": 8, "replication_factor": 1}]
+    assert ErrorCode.none is (await client.ask("create_topics", 7, topics=wide)).topics[0].error_code
+    assert ErrorCode.none is (await produced(client, batch("x"), "wide")).error_code
+    writes, reads = (one.broker.peers.registry.me.kafka_id for one in (writer, reader))
+
+    for asked in (client, other):
+        known = (await asked.ask("metadata", 9, topics=[{"name": "wide"}])).topics[0]
+        assert {writes} == {part.leader_id for part in known.partitions}
+        groups = [await asked.ask("find_coordinator", 3, key=f"g{n}", key_type=0) for n in range(8)]
+        assert {reads} == {each.node_id for each in groups}
+    sent_on, served = await fetched(client, 1, "wide"), await fetched(other, 1, "wide")
+    latest = [{"name": "wide", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+
+    assert (reads, ErrorCode.none, b"") == (sent_on.preferred_read_replica, sent_on.error_code, sent_on.records)
+    assert served.records
+    assert 2 == (await client.ask("list_offsets", 6, topics=latest)).topics[0].partitions[0].offset
+    for each in (client, other):
+        each.close()
+    for one in (writer, reader):
+        await one.server.stop()
+        await one.broker.stop()
 
 
 async def test_a_consumer_is_sent_to_a_broker_of_its_zone() -> None:

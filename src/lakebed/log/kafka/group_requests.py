@@ -39,7 +39,8 @@ class GroupRequests:
             if kind != OF_GROUP:
                 raise TransactionRefused
             group = self._services.demand_group(info, key)
-            broker = preferred(f"group {group}", await self._services.registry.kafka_brokers())
+            brokers = await self._services.registry.kafka_brokers()
+            broker = preferred(f"group {group}", [one for one in brokers if one.reads] or brokers)
             assert broker is not None  # this one, at least
         except LakebedError as error:
             failed = {"error_code": group_code_of(error), "error_message": error.message}

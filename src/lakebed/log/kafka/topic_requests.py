@@ -278,8 +278,10 @@ def _topic(name: str, count: int, brokers: Sequence[BrokerRecord]) -> Answer:
 
 
 def _leader(tp: TopicPartition, brokers: Sequence[BrokerRecord]) -> int:
-    """The broker that clients send this partition to. There always is one: the broker that is asked."""
-    broker = preferred(str(tp), brokers)
+    """The broker that clients send this partition to: one that writes, and reads too where there is one.
+    One that only writes sends consumers on."""
+    writers = [one for one in brokers if one.writes]
+    broker = preferred(str(tp), [one for one in writers if one.reads] or writers or brokers)
     return broker.kafka_id if broker is not None else -1
 
 
