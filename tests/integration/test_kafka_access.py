@@ -138,6 +138,30 @@ def test_every_request_that_is_served_is_in_the_matrix() -> None:
     assert {api.name for api in APIS} == set(REQUESTS) | WITHOUT_KEY
 
 
+# Beside those of REQUESTS: fields of earlier versions, and a session that is long enough.
+EVERY_VERSION: dict[str, dict[str, Any]] = {
+    "offset_fetch": {"group_id": GROUP, "topics": [{"name": TOPIC, "partition_indexes": (0,)}]},
+    "find_coordinator": {"key": GROUP},
+    "leave_group": {"member_id": "m"},
+    "join_group": {"session_timeout": timedelta(seconds=10), "rebalance_timeout": timedelta(seconds=10)},
+    "sasl_handshake": {"mechanism": "PLAIN"},
+    "sasl_authenticate": {"auth_bytes": b""},
+}
+
+
+async def test_every_version_that_is_offered_is_served() -> None:
+    """Clients of any age choose any of them: each is read, handled and answered, never as a server that fails."""
+    async with serving() as port:
+        client = await port.client()
+        await client.ask("create_topics", 7, topics=[{"name": TOPIC, "num_partitions": 1, "replication_factor": 1}])
+        for api in APIS:
+            fields = {**EVERY_VERSION.get(api.name, {}), **REQUESTS.get(api.name, {})}
+            for version in range(api.least, api.most + 1):
+                answer = await client.ask(api.name, version, **fields)
+                assert ErrorCode.unknown_server_error not in set(codes(answer)), (api.name, version)
+        client.close()
+
+
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 async def test_each_request_is_for_whom_it_must_be_and_nobody_else(name: str) -> None:
     """No key, a key without rights, another tenant's, the owner's, an administrator's."""

@@ -167,6 +167,35 @@ def test_members_of_a_group_share_the_partitions_and_rebalance_while_records_com
     assert "EMPTY" == described.state.name
 
 
+@pytest.mark.full
+def test_members_read_again_from_where_an_operator_moved_the_running_group_and_commit(gateway: Gateway) -> None:
+    """Both members, the one that leads and the other, of one partition each; the group is moved three times."""
+    gateway.create("moved", 2)
+    produce(producer(gateway.servers), "moved", [{"value": f"v{n}", "partition": n % 2} for n in range(20)])
+    members, got = [consumer(gateway.servers, "movers", enable_auto_commit=False) for _ in range(2)], dict[str, int]()
+
+    def committed() -> list[int]:
+        rows = httpx2.get(f"{gateway.url}/v1/topics/moved/groups/movers", timeout=30).json()["groups"]
+        return [row["offset"] for row in rows]
+
+    try:
+        for member in members:
+            member.subscribe(["moved"])
+        _poll_until(members, got, lambda: [1, 1] == list(map(_assigned, members)) and [11, 11] == committed())
+        for _ in range(3):
+            parts = [{"topic": "moved", "partition": number, "offset": 5, "seek": True} for number in range(2)]
+            gateway.post("/v1/groups/movers/commit", {"topic_partitions": parts})
+        assert [5, 5] == committed()
+        got.clear()
+        produce(producer(gateway.servers), "moved", [{"value": f"late{n}", "partition": n} for n in range(2)])
+        _poll_until(members, got, lambda: [12, 12] == committed())
+    finally:
+        for member in members:
+            member.close()
+
+    assert {f"v{n}" for n in range(8, 20)} | {"late0", "late1"} == set(got)
+
+
 def _assigned(member: Any) -> int:
     return len(member.assignment())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import google_crc32c
@@ -13,6 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.context import Context
+from lakebed.core.errors import Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
@@ -49,16 +51,23 @@ class Kafka:
         return KafkaClient(*await asyncio.open_connection("127.0.0.1", self.server.port))
 
 
-async def started(*keys: KeySettings, node: str = "node", zone: str = "", state: MemoryState | None = None) -> Kafka:
+async def started(
+    *keys: KeySettings,
+    node: str = "node",
+    zone: str = "",
+    state: MemoryState | None = None,
+    store: MemoryStore | None = None,
+    **settings: Any,
+) -> Kafka:
     clock = SystemClock()
     sections = {
-        LogSettings: LogSettings(record_max_bytes=10_000, zone=zone),
+        LogSettings: LogSettings(record_max_bytes=10_000, zone=zone, **settings),
         GatewaySettings: GatewaySettings(keys=keys),
     }
     context = Context(
         node=node,
         settings=Settings(sections, {}),
-        store=MemoryStore(clock=clock),
+        store=store or MemoryStore(clock=clock),
         clock=clock,
         ids=Ids.seeded(1),
         metrics=Metrics(),
@@ -350,6 +359,128 @@ async def test_a_commit_of_no_member_is_refused_and_one_without_a_group_is_store
     assert [(2, "note"), (-1, "")] == [(each.committed_offset, each.metadata) for each in found]
 
 
+async def test_a_member_whose_offset_an_operator_moved_goes_on_from_there(kafka: Kafka) -> None:
+    """Its next commit is refused and begins a rebalance; what it commits in the new generation is stored."""
+    client = await kafka.client()
+    await produced(client, batch("a", "b", "c"))
+    long = {"session_timeout": timedelta(seconds=30), "rebalance_timeout": timedelta(seconds=30)}
+    of_type = {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b""}]}
+
+    async def joined(clients: list[KafkaClient], ids: list[str]) -> list[Any]:
+        for one, id in zip(clients, ids, strict=True):
+            one.send("join_group", 3, group_id="g", member_id=id, **long, **of_type)
+        found = [await one.answer("join_group", 3) for one in clients]
+        for one, member in sorted(
+            zip(clients, found, strict=True), key=lambda pair: pair[1].leader == pair[1].member_id
+        ):
+            one.send("sync_group", 2, group_id="g", generation_id=member.generation_id, member_id=member.member_id)
+        for one in clients:
+            assert ErrorCode.none is (await one.answer("sync_group", 2)).error_code
+        return found
+
+    async def committed(one: KafkaClient, member: Any, offset: int) -> ErrorCode:
+        part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}
+        who = {"generation_id_or_member_epoch": member.generation_id, "member_id": member.member_id}
+        topics = [{"name": "orders", "partitions": [part]}]
+        return (
+            (await one.ask("offset_commit", 7, group_id="g", topics=topics, **who)).topics[0].partitions[0].error_code
+        )
+
+    clients = [client, await kafka.client()]
+    members = await joined(clients, ["one", "two"])
+    last = next(n for n in (0, 1) if members[n].leader != members[n].member_id)  # does not lead
+    assert ErrorCode.none is await committed(clients[last], members[last], 4)
+    for _ in range(3):
+        await kafka.broker.groups.commit("g", TopicPartition("orders", 0), 2, seek=True)
+
+    assert ErrorCode.illegal_generation is await committed(clients[last], members[last], 4)
+    again = await joined(clients, ["one", "two"])
+    assert ErrorCode.none is await committed(clients[last], again[last], 3)
+
+
+async def test_deleting_a_group_again_deletes_the_offsets_that_a_failure_left(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that dies between the group and its offsets leaves offsets that no later group should begin with."""
+    client = await kafka.client()
+    await produced(client, batch("a", "b"))
+    tp = TopicPartition("orders", 0)
+    await kafka.server.handlers["offset_commit"].__self__._coordinator.demand_commit("g", "", -1, None)  # type: ignore[attr-defined]
+    await kafka.broker.groups.store("g", tp, 2, note="", generation=None)
+
+    async def unreachable(topic: str, group: str = "") -> None:
+        raise Unavailable("meta is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka.broker.groups, "forget", unreachable)
+        failed = (await client.ask("delete_groups", 2, groups_names=("g",))).results[0].error_code
+    again = (await client.ask("delete_groups", 2, groups_names=("g",))).results[0].error_code
+
+    assert (ErrorCode.coordinator_not_available, ErrorCode.none) == (failed, again)
+    assert None is await kafka.broker.groups.committed("g", tp)
+    assert (
+        ErrorCode.group_id_not_found
+        is (await client.ask("delete_groups", 2, groups_names=("g",))).results[0].error_code
+    )
+
+
+@pytest.mark.parametrize("fails", [0, 1, 3])
+async def test_a_topic_that_was_created_in_part_has_all_its_partitions(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """The client that repeats the request finds the topic as it wanted it, or creates it: never a smaller one."""
+    client = await kafka.client()
+    ensure, made = kafka.broker.writer.ensure, list[int]()
+
+    async def failing(tp: TopicPartition) -> Any:
+        if len(made) == fails:
+            raise Unavailable("meta is away")
+        made.append(tp.partition)
+        return await ensure(tp)
+
+    wanted = [{"name": "wide", "num_partitions": 5, "replication_factor": 1}]
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka.broker.writer, "ensure", failing)
+        assert ErrorCode.none is not (await client.ask("create_topics", 7, topics=wanted)).topics[0].error_code
+    again = (await client.ask("create_topics", 7, topics=wanted)).topics[0].error_code
+
+    assert (ErrorCode.none if fails == 0 else ErrorCode.topic_already_exists) is again
+    assert 5 == len((await client.ask("metadata", 9, topics=[{"name": "wide"}])).topics[0].partitions)
+
+
+async def test_what_a_topic_does_not_set_is_the_default_of_the_lake() -> None:
+    """It is shown as the default, kept where something else is set, and comes back where a value is deleted."""
+    made = await started(retention_s=3600.0, retention_bytes=1000)
+    client = await made.client()
+    created = [{"name": "plain", "num_partitions": 1, "replication_factor": 1}]
+    sized = {**created[0], "name": "sized", "configs": [{"name": "retention.bytes", "value": "77"}]}
+    await client.ask("create_topics", 7, topics=[*created, sized])
+
+    async def shown(topic: str) -> dict[str, tuple[str, int]]:
+        wanted = [
+            {"resource_type": 2, "resource_name": topic, "configuration_keys": ("retention.ms", "retention.bytes")}
+        ]
+        found = (await client.ask("describe_configs", 4, resources=wanted)).results[0].configs
+        return {each.name: (each.value, each.config_source) for each in found}
+
+    async def altered(topic: str, name: str, operation: int, value: str | None) -> ErrorCode:
+        change = {"name": name, "config_operation": operation, "value": value}
+        resource = {"resource_type": 2, "resource_name": topic, "configs": [change]}
+        return (await client.ask("incremental_alter_configs", 1, resources=[resource])).responses[0].error_code
+
+    assert {"retention.ms": ("3600000", 5), "retention.bytes": ("1000", 5)} == await shown("plain")
+    assert {"retention.ms": ("3600000", 5), "retention.bytes": ("77", 1)} == await shown("sized")
+    assert ErrorCode.none is await altered("plain", "retention.bytes", 0, "-1")
+    assert {"retention.ms": ("3600000", 5), "retention.bytes": ("-1", 1)} == await shown("plain")
+    assert ErrorCode.none is await altered("plain", "retention.bytes", 1, None)
+    assert {"retention.ms": ("3600000", 5), "retention.bytes": ("1000", 5)} == await shown("plain")
+    assert ErrorCode.none is await altered("plain", "retention.ms", 0, "0")  # as little as possible, not everything
+    assert {"retention.ms": ("1", 1), "retention.bytes": ("1000", 5)} == await shown("plain")
+    client.close()
+    await made.server.stop()
+    await made.broker.stop()
+
+
 async def test_a_server_that_stops_answers_what_it_has_read() -> None:
     """Produces that were sent before the stop are acknowledged; then the connection ends."""
     made = await started()
@@ -381,6 +512,37 @@ def test_clients_get_the_advertised_address(advertised: str, expected: tuple[str
     """With the port of the server where none is given."""
     assert expected == serving._address(advertised, "127.0.0.1", 9)
     assert "0.0.0.0" != serving._address("", "0.0.0.0", 9)[0]
+
+
+async def test_clients_are_sent_to_brokers_that_do_what_they_want() -> None:
+    """With `log.roles`: a broker that writes leads every partition and sends consumers to one that reads, which serves
+    the groups."""
+    state, store = MemoryState(), MemoryStore(clock=SystemClock())
+    writer = await started(node="a", state=state, store=store, roles="write")
+    reader = await started(node="b", state=state, store=store, roles="read")
+    await writer.broker.peers.registry.refresh()
+    client, other = await writer.client(), await reader.client()
+    wide = [{"name": "wide", "num_partitions": 8, "replication_factor": 1}]
+    assert ErrorCode.none is (await client.ask("create_topics", 7, topics=wide)).topics[0].error_code
+    assert ErrorCode.none is (await produced(client, batch("x"), "wide")).error_code
+    writes, reads = (one.broker.peers.registry.me.kafka_id for one in (writer, reader))
+
+    for asked in (client, other):
+        known = (await asked.ask("metadata", 9, topics=[{"name": "wide"}])).topics[0]
+        assert {writes} == {part.leader_id for part in known.partitions}
+        groups = [await asked.ask("find_coordinator", 3, key=f"g{n}", key_type=0) for n in range(8)]
+        assert {reads} == {each.node_id for each in groups}
+    sent_on, served = await fetched(client, 1, "wide"), await fetched(other, 1, "wide")
+    latest = [{"name": "wide", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+
+    assert (reads, ErrorCode.none, b"") == (sent_on.preferred_read_replica, sent_on.error_code, sent_on.records)
+    assert served.records
+    assert 2 == (await client.ask("list_offsets", 6, topics=latest)).topics[0].partitions[0].offset
+    for each in (client, other):
+        each.close()
+    for one in (writer, reader):
+        await one.server.stop()
+        await one.broker.stop()
 
 
 async def test_a_consumer_is_sent_to_a_broker_of_its_zone() -> None:

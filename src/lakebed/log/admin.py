@@ -21,8 +21,10 @@ from lakebed.log.model import (
     check_topic,
 )
 from lakebed.log.offset_by_time import OffsetByTime
-from lakebed.log.reader import LogReader, pending_span
+from lakebed.log.reader import LogReader, gather_all, pending_span
 from lakebed.log.records import Records, decoded
+
+LOOKS_MAX = 64  # control records that are read side by side
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
@@ -71,7 +73,11 @@ class TopicAdmin:
     async def partitions(self, topic: str | None = None) -> list[TopicPartition]:
         """Every partition that exists, of one topic or of all. Raises Invalid for an empty name, which is not all."""
         found = [tp async for tp in self._records.partitions("" if topic is None else check_topic(topic))]
-        return sorted([tp for tp in found if await self._exists(tp)])
+        there: list[TopicPartition] = []
+        for some in (found[at : at + LOOKS_MAX] for at in range(0, len(found), LOOKS_MAX)):
+            exist = await gather_all([self._exists(tp) for tp in some])
+            there += [tp for tp, exists in zip(some, exist, strict=True) if exists]
+        return sorted(there)
 
     async def existing(self, topic: str) -> list[TopicPartition]:
         """The partitions of a topic. Raises UnknownTopicPartition when there is none."""
@@ -144,13 +150,20 @@ class TopicAdmin:
         return (await self._records.change(tp, lambda now: control.trimmed(now, tp, before_offset))).value
 
     async def delete(self, topic: str, *, reason: str) -> list[TopicPartition]:
-        """Deletes every partition of the topic. A produce opens it again, after the old offsets. Idempotent."""
+        """Deletes every partition of the topic. A produce opens it again, after the old offsets.
+
+        One partition stays until the groups' offsets and the configuration are gone: a delete that fails in the middle
+        is repeated and finds what it has left.
+        """
         tps = await self.existing(topic)
         at = now_ms(self._clock)
-        for tp in tps:
+        *others, last = tps
+        for tp in others:
             await self._records.change(tp, lambda now: control.deleted(now, reason=reason, now_ms=at))
         await self._groups.forget(topic)
         await self._records.meta.delete(paths.config(topic), partition_key=topic)
+        await self._records.change(last, lambda now: control.deleted(now, reason=reason, now_ms=at))
+        await self._groups.forget(topic)  # of members that committed meanwhile
         return tps
 
     async def config(self, topic: str) -> TopicConfig | None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import LakebedError
+from lakebed.gateway.settings import GatewaySettings
 from lakebed.log.batching import AppendedRecords, BatchingProducer
 from lakebed.log.brokers import BrokerRecord
 from lakebed.log.cache import SharedTail, TailCache
@@ -43,7 +44,14 @@ class Broker(LogServices):
         self.fetcher = Fetcher(runtime, self.reader, self.cache, settings, shared=self.shared)
         if settings.scenario:
             metrics.gauge("lakebed_log_scenario_info").labels(scenario=settings.scenario).set(1)
-        me = BrokerRecord(context.node, _reached(context), zone=settings.zone, token=context.ids.token())
+        me = BrokerRecord(
+            context.node,
+            _reached(context),
+            zone=settings.zone,
+            token=context.ids.token(),
+            writes=settings.roles != "read" and not context.settings.of(GatewaySettings).read_only,
+            reads=settings.roles != "write",
+        )
         self.peers = BrokerPeers(context, self.meta, me, self.fetcher.moved)
         counted, sized = metrics.counter("lakebed_log_records_total"), metrics.counter("lakebed_log_record_bytes_total")
         self._in, self._in_bytes = counted.labels(direction="in"), sized.labels(direction="in")

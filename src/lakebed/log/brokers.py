@@ -37,7 +37,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One living broker, with where clients reach it: `http` is a URL, `kafka` HOST:PORT; empty where it is not.
 
     `kafka_id` is its number for Kafka clients. `token` is what other brokers send with a notice: who can read meta
-    belongs to the lake.
+    belongs to the lake. `writes`, `reads`: which requests it serves (`log.roles`).
     """
 
     id: str
@@ -46,6 +46,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     kafka_id: int = 0
     zone: str = ""
     token: str = ""
+    writes: bool = True
+    reads: bool = True
 
     @property
     def kafka_host(self) -> str:
@@ -85,7 +87,7 @@ class BrokerRegistry:
         self._running: asyncio.Task[None] | None = None
         self._living: tuple[BrokerRecord, ...] = (me,)
         self._read_s = float("-inf")
-        self._owners: dict[TopicPartition, BrokerRecord | None] = {}
+        self._owners: dict[tuple[TopicPartition, bool], BrokerRecord | None] = {}
         runtime.metrics.gauge("lakebed_log_brokers").set_function(lambda: len(self._living))
 
     @property
@@ -98,13 +100,15 @@ class BrokerRegistry:
         """The other brokers that serve HTTP."""
         return tuple(broker for broker in self._living if broker.id != self.me.id and broker.http)
 
-    def owner(self, tp: TopicPartition) -> BrokerRecord | None:
-        """The broker that HTTP clients best send this partition to, from memory."""
-        if tp not in self._owners:
+    def owner(self, tp: TopicPartition, *, writes: bool = True) -> BrokerRecord | None:
+        """The broker that HTTP clients best send this partition's records to, or get them from; from memory."""
+        key = (tp, writes)
+        if key not in self._owners:
             if len(self._owners) >= OWNERS_MAX:
                 self._owners.clear()
-            self._owners[tp] = preferred(str(tp), [broker for broker in self._living if broker.http])
-        return self._owners[tp]
+            able = [one for one in self._living if one.http and (one.writes if writes else one.reads)]
+            self._owners[key] = preferred(str(tp), able)
+        return self._owners[key]
 
     async def kafka_brokers(self) -> list[BrokerRecord]:
         """The living brokers that serve Kafka clients, in the order of their numbers; at most FRESH_S old.

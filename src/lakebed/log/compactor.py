@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import AlreadyExists, LakebedError, NotFound, Stale
+from lakebed.core.errors import AlreadyExists, Corrupt, LakebedError, NotFound, Stale
 from lakebed.log import blob, codec, compaction, control, paths
 from lakebed.log.codec import RecordBatch
 from lakebed.log.compaction import RUNS_MAX, CompactionPlan, CompactionRun
@@ -65,7 +65,10 @@ class Compactor:
             return recovered
         if not plan.due:
             return self._counted("idle")
-        return (await self.compact(plan.runs[:1]))[tp]
+        done = (await self.compact(plan.runs[:1]))[tp]
+        if isinstance(done, LakebedError):
+            raise done
+        return done
 
     async def plan(
         self, tp: TopicPartition, *, force: bool = False
@@ -83,9 +86,16 @@ class Compactor:
                 return done, CompactionPlan()
             return None, await self._planned(tp, now, force)
 
-    async def compact(self, runs: Sequence[CompactionRun]) -> dict[TopicPartition, CompactionOutcome]:
-        """Writes one blob with these runs, and commits each of them. The last outcome of each partition."""
-        written = await self._write(runs)
+    async def compact(self, runs: Sequence[CompactionRun]) -> dict[TopicPartition, CompactionOutcome | LakebedError]:
+        """Writes one blob with these runs, and commits each of them. The last outcome of each partition, or why it
+        failed: a partition whose source is damaged, or whose commit fails, does not stop the others."""
+        outcomes: dict[TopicPartition, CompactionOutcome | LakebedError] = {}
+        try:
+            written = await self._write(runs)
+        except Corrupt:
+            outcomes |= await self._damaged(runs)
+            runs = [run for run in runs if run.tp not in outcomes]
+            written = await self._write(runs)
         slots = asyncio.Semaphore(COMMITS_MAX)
         records: dict[TopicPartition, list[Compaction | None]] = {}
         for run, record in zip(runs, written, strict=True):
@@ -104,13 +114,13 @@ class Compactor:
         tps = list(records)
         with self._seconds.labels(stage="commit").time():
             found = await asyncio.gather(*map(of_partition, tps), return_exceptions=True)
-        failed = [one for one in found if isinstance(one, BaseException)]
-        if failed and (len(tps) == 1 or not isinstance(failed[0], LakebedError)):
-            raise failed[0]
-        return {
-            tp: self._counted("abandoned") if isinstance(one, BaseException) else one
-            for tp, one in zip(tps, found, strict=True)
-        }
+        for tp, one in zip(tps, found, strict=True):
+            if isinstance(one, BaseException) and not isinstance(one, LakebedError):
+                raise one
+            outcomes[tp] = one
+        for _ in (one for one in outcomes.values() if isinstance(one, LakebedError)):
+            self._counted("abandoned")
+        return outcomes
 
     async def lag(self, tp: TopicPartition) -> int:
         """Records that are not compacted yet."""
@@ -231,6 +241,16 @@ class Compactor:
                 except BlobGone as gone:
                     left = [span for span in left if span.entry.data_key != gone.data_key]
         return {}
+
+    async def _damaged(self, runs: Sequence[CompactionRun]) -> dict[TopicPartition, LakebedError]:
+        """The partitions with a source that is not what was written."""
+        found: dict[TopicPartition, LakebedError] = {}
+        for run in runs:
+            try:
+                await self._read(run.spans)
+            except Corrupt as error:
+                found[run.tp] = error
+        return found
 
     def _record(
         self,

@@ -114,7 +114,10 @@ class Groups:
 
         def decide(now: GroupOffset, _: Control) -> GroupOffset:
             if generation is not None and now.generation > generation:
-                raise GroupFenced(f"group {group} has generation {now.generation} of {tp}, not {generation}")
+                raise GroupFenced(
+                    f"group {group} has generation {now.generation} of {tp}, not {generation}",
+                    generation=now.generation,
+                )
             return GroupOffset(max(0, offset), at_ms, note, max(now.generation, generation or 0))
 
         await self._change(group, tp, decide)

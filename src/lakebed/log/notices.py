@@ -162,9 +162,9 @@ class BrokerPeers:
         if len(self._senders) > len(others):
             self._forget(others)
 
-    def better(self, tps: Iterable[TopicPartition]) -> str:
+    def better(self, tps: Iterable[TopicPartition], *, writes: bool) -> str:
         """The HTTP address of another broker that owns all these partitions; "" where there is none."""
-        owners = {self.registry.owner(tp) for tp in tps}
+        owners = {self.registry.owner(tp, writes=writes) for tp in tps}
         (owner,) = owners if len(owners) == 1 else (None,)
         return owner.http if owner is not None and owner.id != self.registry.me.id else ""
 

@@ -16,6 +16,7 @@ BILLING_CLAIM = f"{ROOT}_billing/claim"
 REGISTRY = f"{ROOT}_partitions/"
 REGISTRY_COMPLETE = f"{ROOT}_registry/complete"
 VACUUM_CURSOR = f"{ROOT}_vacuum/cursor"
+LAST_PASSES = f"{ROOT}_passes/"
 KAFKA_GROUPS = "llog-kafka/groups/"
 LAST_OFFSET = 10**20 - 1
 
@@ -85,6 +86,11 @@ def group_offset(tp: TopicPartition, group: str) -> str:
 def kafka_group(group: str) -> str:
     """The members of a group that Kafka clients form."""
     return f"{KAFKA_GROUPS}{group}"
+
+
+def last_pass(name: str) -> str:
+    """When the last pass of this name began, in any process of the lake."""
+    return f"{LAST_PASSES}{name}"
 
 
 def shared_blob(id: str) -> str:

@@ -220,7 +220,7 @@ class LogRoutes:
         found = contracts.readable(found, as_json=as_json)
         results = [contracts.consumed(want.tp, each, as_json=as_json) for want, each in zip(wants, found, strict=True)]
         answer, status = contracts.response(results), contracts.status(found)
-        headers = contracts.headers(found) | self._owner_header([want.tp for want in wants])
+        headers = contracts.headers(found) | self._owner_header([want.tp for want in wants], writes=False)
         if as_json:
             return json_response(answer, status, headers)
         parts = [each.parts if isinstance(each, Fetched) else () for each in found]
@@ -356,12 +356,12 @@ class LogRoutes:
         self, chunks: Sequence[tuple[TopicPartition, RecordChunk]], outcomes: Sequence[Outcome]
     ) -> DirectResponse:
         results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(chunks, outcomes, strict=True)]
-        headers = contracts.headers(outcomes) | self._owner_header([tp for tp, _ in chunks])
+        headers = contracts.headers(outcomes) | self._owner_header([tp for tp, _ in chunks], writes=True)
         return direct_response(contracts.response(results), contracts.status(outcomes), headers)
 
-    def _owner_header(self, tps: Sequence[TopicPartition]) -> dict[str, str]:
+    def _owner_header(self, tps: Sequence[TopicPartition], *, writes: bool) -> dict[str, str]:
         """Names the broker that owns these partitions, when it is another one: batches there are larger."""
-        better = self.broker.peers.better(tps)
+        better = self.broker.peers.better(tps, writes=writes)
         return {OWNER_HEADER: better} if better else {}
 
     def _check(

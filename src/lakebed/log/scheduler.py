@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import AlreadyExists, Fenced, LakebedError, NotFound
+from lakebed.core.errors import AlreadyExists, Fenced, LakebedError, NotFound, Stale
 from lakebed.core.logs import logger
 from lakebed.core.runs import ActiveRun, RunLog
 from lakebed.core.runtime import Runtime
@@ -86,9 +86,11 @@ class CompactionScheduler:
             run.fail(", ".join(f"{tp}: {result}" for tp, result in sorted(failed.items())))
 
     async def close(self) -> None:
-        """Ends the claims of this process."""
-        if self._session is not None:
-            await self._session.close()
+        """Ends the claims of this process: at once, or by expiry where meta cannot be reached."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(LakebedError):
+                await session.close()
 
     @traced("log compaction pass")
     async def pass_once(self) -> dict[TopicPartition, str]:
@@ -122,6 +124,7 @@ class CompactionScheduler:
     ) -> None:
         """Claims every partition that has something to compact, and compacts those that it got."""
         claims: dict[TopicPartition, MetaEntry] = {}
+        doubtful: list[TopicPartition] = []  # claims that may have been made, or may not be released
         if self._session is None or not self._session.alive:
             self._session = await self._records.meta.open_session(timeout_s=self._settings.claim_s)
         session = self._session
@@ -135,19 +138,26 @@ class CompactionScheduler:
                 self._session = None  # expired while we were busy: a new one next time
                 results[tp] = "busy"
             except LakebedError as error:
+                doubtful.append(tp)
                 results[tp] = _failed(tp, error)
 
         async def release(tp: TopicPartition) -> None:
-            with suppress(LakebedError):  # expiry releases it too; by then it may belong to another process
+            try:
                 await self._records.meta.delete(
                     paths.claim(tp), expected=claims[tp].version, partition_key=tp.partition_key
                 )
+            except Stale:
+                return  # it expired, and another process holds the partition by now
+            except LakebedError:
+                doubtful.append(tp)
 
         try:
             await self._at_most(claim, list(plans))
             await self._compact([run for tp in plans if tp in claims for run in plans[tp].runs], results)
         finally:
             await self._at_most(release, list(claims))
+            if doubtful:  # claims that may be left would stay as long as this session lives
+                await self.close()
 
     async def _discover(self) -> None:
         registry = self._records.registry
@@ -196,7 +206,11 @@ class CompactionScheduler:
                 if self._session is None or not self._session.alive:
                     return  # the claims ended: another process may be at work by now
                 try:
-                    results.update(found := await self._compactor.compact(blob))
+                    found = {
+                        tp: _failed(tp, done) if isinstance(done, LakebedError) else done
+                        for tp, done in (await self._compactor.compact(blob)).items()
+                    }
+                    results.update(found)
                     self._compacted += [run for run in blob if found[run.tp] == "compacted"]
                     for tp in tps:
                         self._lags[tp] = await self._compactor.lag(tp)

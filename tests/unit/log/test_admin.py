@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Invalid, Unavailable
 from lakebed.log import paths
 from lakebed.log.codec import columns
 from lakebed.log.model import (
@@ -142,6 +143,58 @@ async def test_partitions_are_listed_in_order_and_by_topic(host: Host) -> None:
             await broker.admin.delete(name, reason="old")
     assert [TP, names[0], names[1]] == await broker.admin.delete("orders", reason="old")
     assert [names[3], names[2]] == await broker.admin.partitions()
+
+
+@pytest.mark.parametrize("fails_at", range(8))
+async def test_a_delete_that_failed_is_repeated_and_leaves_nothing_to_the_next_topic(host: Host, fails_at: int) -> None:
+    """Whichever of its writes is not made: a topic that is created again has neither old offsets nor old retention."""
+    broker, writes = host.broker(), list[str]()
+    for tp in (TP, SECOND):
+        await host.append(broker, b"a", tp=tp)
+        await broker.groups.commit("g", tp, 1)
+    await broker.admin.configure("orders", TopicConfig(retention_s=5))
+    put, delete = broker.meta.put, broker.meta.delete
+
+    def failing(call: Any) -> Any:
+        async def made(key: str, *arguments: Any, **options: Any) -> Any:
+            writes.append(key)
+            if len(writes) == fails_at + 1:
+                raise Unavailable("meta is away")
+            return await call(key, *arguments, **options)
+
+        return made
+
+    broker.meta.put, broker.meta.delete = failing(put), failing(delete)  # type: ignore[method-assign]
+    try:
+        await broker.admin.delete("orders", reason="old")
+    except Unavailable:
+        await broker.admin.delete("orders", reason="old")
+    broker.meta.put, broker.meta.delete = put, delete  # type: ignore[method-assign]
+    for tp in (TP, SECOND):
+        await host.append(broker, b"b", tp=tp)
+
+    assert None is await broker.admin.config("orders")
+    assert [] == await broker.groups.progress("orders")
+    assert [b"b"] == await host.read_all(host.broker()) == await host.read_all(host.broker(), SECOND)
+
+
+async def test_partitions_are_looked_at_side_by_side(host: Host) -> None:
+    """A list of 200 of them over a meta store that takes 25 ms for each get: each of Metadata's answers needs one."""
+    broker = host.broker()
+    for number in range(200):
+        await broker.writer.ensure(TopicPartition("wide", number))
+    get = broker.meta.get
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        await host.clock.sleep(0.025)
+        return await get(*arguments, **options)
+
+    broker.meta.get = slow  # type: ignore[method-assign]
+    listing = asyncio.ensure_future(broker.admin.partitions())
+    for _ in range(20):
+        await host.clock.advance(0.025)
+
+    assert listing.done() and 200 == len(listing.result())
 
 
 async def test_delete_takes_offsets_and_settings_with_it_and_says_why(host: Host) -> None:

@@ -92,6 +92,20 @@ async def test_the_owner_follows_the_registry(host: Host) -> None:
     assert [one.owner(tp) for tp in TPS] == [two.owner(tp) for tp in TPS]
 
 
+async def test_a_broker_that_only_reads_owns_no_partition_for_producers(host: Host) -> None:
+    """And one that only writes none for consumers; a record of an older version does both."""
+    one = registry(host, "a")
+    one.me = msgspec.structs.replace(one.me, reads=False)
+    for each in (registry(host, "b"), registry(host, "c")):
+        each.me = msgspec.structs.replace(each.me, writes=each.me.id == "c")
+        await each.refresh()
+    await one.refresh()
+
+    assert {"a", "c"} == {found.id for tp in TPS if (found := one.owner(tp))}
+    assert {"b", "c"} == {found.id for tp in TPS if (found := one.owner(tp, writes=False))}
+    assert msgspec.json.decode(b'{"id": "old"}', type=brokers.BrokerRecord).writes
+
+
 async def test_a_broker_has_one_record_for_http_and_kafka_clients(host: Host) -> None:
     """Its number for Kafka clients is made of its address: the same after a restart, and no other broker's."""
     one, two, three = (registry(host, name) for name in ("a", "b", "c"))

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms, settle
+from lakebed.core.errors import OutcomeUnknown
 from lakebed.core.runs import RunReader
 from lakebed.log import control, paths
 from lakebed.log.codec import columns
@@ -17,7 +18,7 @@ from lakebed.log.model import Cursor, IndexEntry, IndexSpan, TopicPartition, Unk
 from lakebed.log.producers import RecordChunk
 from lakebed.log.services import LogServices
 from lakebed.log.sweeper import LogSweepReport, shadows
-from lakebed.log.workers import StoredBytesScan, _every, workers
+from lakebed.log.workers import LogSchedule, PassTime, StoredBytesScan, workers
 from lakebed.log.writer import PartitionAppend
 from lakebed.meta.model import MetaEntry
 from support.log_host import TP, Host
@@ -28,6 +29,10 @@ async def fill(host: Host, count: int = 5) -> Any:
     for number in range(count):
         await host.append(broker, b"a%d" % number, b"b%d" % number)
     return broker
+
+
+async def vacuuming(services: LogServices) -> None:
+    await LogSchedule(services, "vacuum", 60.0).run(services.sweeper.sweep_once)
 
 
 async def cursor(host: Host) -> int:
@@ -352,6 +357,25 @@ async def test_the_stored_bytes_are_measured_in_one_process_of_a_lake(host: Host
     assert await second.scan() is not None and await first.scan() is None
 
 
+async def test_a_process_whose_claim_of_the_scan_failed_does_not_measure(host: Host) -> None:
+    """It asks again the next time, and finds that another process measures by then."""
+    failing, other = LogServices(host.context(), host.meta()), host.services()
+    put = failing.meta.put
+
+    async def unanswered(*arguments: Any, **options: Any) -> MetaEntry:
+        await put(*arguments, **options)
+        raise OutcomeUnknown("the connection was lost")
+
+    failing.meta.put = unanswered  # type: ignore[method-assign]
+    scan = StoredBytesScan(failing)
+    with pytest.raises(OutcomeUnknown):
+        await scan.scan()
+    failing.meta.put = put  # type: ignore[method-assign]
+
+    assert await StoredBytesScan(other).scan() is not None
+    assert await scan.scan() is None
+
+
 async def test_every_stage_of_a_compaction_is_measured(host: Host) -> None:
     """Discovery, plan, read, write and commit have their times; chosen entries, blobs and bytes are counted."""
     await fill(host, 4)
@@ -370,13 +394,59 @@ async def test_the_vacuum_worker_waits_first_and_then_works_every_time(host: Hos
     """A process that restarts often does not scan the bucket at each start."""
     await host.store.create(f"{paths.SHARED}orphan", b"x")
     await host.clock.advance(1000)
-    running = asyncio.ensure_future(_every(60.0, host.services().sweeper.sweep_once, host.clock)())
+    running = asyncio.ensure_future(vacuuming(host.services()))
     await host.clock.advance(59.0)
     assert 1 == len(await host.objects())
     await host.clock.advance(2.0)
     await settle(100)
     assert [] == await host.objects()
     running.cancel()
+
+
+async def test_a_vacuum_whose_process_restarts_often_comes_all_the_same(host: Host) -> None:
+    """The next process waits for the rest of the time, not for all of it again."""
+    await host.store.create(f"{paths.SHARED}orphan", b"x")
+    await host.clock.advance(1000)
+    for _ in range(2):
+        running = asyncio.ensure_future(vacuuming(host.services()))
+        await host.clock.advance(40.0)
+        await settle(100)
+        running.cancel()
+
+    assert [] == await host.objects()
+
+
+async def test_processes_of_a_lake_share_the_passes_of_the_vacuum(host: Host) -> None:
+    """However many there are, one of them works each time; also after a clock that was ahead."""
+    passes: list[float] = []
+
+    async def noted() -> None:
+        passes.append(host.clock.monotonic_s())
+
+    host.state.store(paths.last_pass("vacuum"), msgspec.json.encode(PassTime(now_ms(host.clock) + 10**9)), None)
+    began_s = host.clock.monotonic_s()
+    each = [LogSchedule(host.services(), "vacuum", 60.0) for _ in range(5)]
+    running = [asyncio.ensure_future(schedule.run(noted)) for schedule in each]
+    for _ in range(190):
+        await host.clock.advance(1.0)
+    for one in running:
+        one.cancel()
+
+    assert [60.0, 120.0, 180.0] == [round(at_s - began_s) for at_s in passes]
+
+
+async def test_the_stored_bytes_are_measured_soon_after_the_start(host: Host) -> None:
+    """A process that lives for less than `log.billing_every_s` shows them too; one that fails at once costs no scan."""
+    await fill(host, 2)
+    context = host.context()
+    running = asyncio.ensure_future(StoredBytesScan(LogServices(context, host.meta())).run(3600.0, host.clock))
+    await host.clock.advance(50.0)
+    before = context.metrics.value("lakebed_log_s3_stored_objects")
+    await host.clock.advance(20.0)
+    await settle(100)
+    running.cancel()
+
+    assert (0, 2) == (before, context.metrics.value("lakebed_log_s3_stored_objects"))
 
 
 async def test_a_claim_that_another_holds_by_now_is_not_released(host: Host) -> None:

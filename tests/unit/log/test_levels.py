@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from lakebed.core.errors import OutcomeUnknown, Unavailable
 from lakebed.log import compaction, paths
 from lakebed.log.compaction import CompactionRun
 from lakebed.log.model import IndexEntry, IndexSpan, TopicConfig, TopicPartition
 from lakebed.log.services import LogServices
 from lakebed.log.settings import LogSettings
+from lakebed.meta.model import MetaEntry
 from support.log_host import TP, Host
 
 DEFAULTS = LogSettings()
@@ -252,3 +254,46 @@ async def test_one_session_holds_the_claims_of_all_partitions(host: Host) -> Non
 
     assert dict.fromkeys(tps(40), "compacted") == await services.scheduler.pass_once()
     assert 1 == len(host.state.sessions) and [] == host.meta_keys("compactor-claim")
+
+
+@pytest.mark.parametrize("lost", ["claim", "release"])
+async def test_a_claim_whose_answer_or_release_was_lost_does_not_stay(host: Host, lost: str) -> None:
+    """Its process lives on, so it would never expire: no process could compact the partition any more."""
+    broker, services, other = host.broker(), host.services(), host.services()
+    for _ in range(2):
+        await host.append(broker, b"x")
+    put, delete = services.meta.put, services.meta.delete
+
+    async def unanswered(key: str, value: bytes, **options: Any) -> MetaEntry:
+        made = await put(key, value, **options)
+        if key == paths.claim(TP) and lost == "claim":
+            raise OutcomeUnknown("the connection was lost")
+        return made
+
+    async def unreachable(key: str, **options: Any) -> None:
+        if key == paths.claim(TP) and lost == "release":
+            raise Unavailable("the connection was lost")
+        await delete(key, **options)
+
+    services.meta.put, services.meta.delete = unanswered, unreachable  # type: ignore[method-assign]
+    await services.scheduler.pass_once()
+    for _ in range(2):
+        await host.append(broker, b"y")
+
+    assert "compacted" == (await other.scheduler.pass_once())[TP]
+
+
+async def test_a_damaged_source_stops_the_compaction_of_its_partition_alone(host: Host) -> None:
+    """The partitions that share its blob are compacted, and the damage is reported."""
+    broker, services = host.broker(), host.services()
+    damaged, *others = tps(4)
+    for tp in (damaged, *others):
+        for _ in range(2):
+            await host.append(broker, b"some bytes", tp=tp)
+    source = services.uris.key((await services.records.spans(damaged, 1, limit=1))[0].entry.data_key)
+    found = await host.store.get(source)
+    await host.store.replace(source, found.data[:-3] + b"???", found.info.etag)
+
+    assert {damaged: "corrupt", **dict.fromkeys(others, "compacted")} == await services.scheduler.pass_once()
+    assert 1 == len(await compacted_objects(host))
+    assert "corrupt" == (await services.scheduler.pass_once())[damaged]

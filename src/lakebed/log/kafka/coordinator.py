@@ -75,6 +75,11 @@ class GroupCoordinator:
             with suppress(AlreadyExists, OutcomeUnknown):
                 await self._put(group, membership.emptied(EMPTY, now_ms(self._clock)), None)
 
+    async def outdate(self, group: str, generation: int) -> None:
+        """Has the members join again, to a generation after this one, unless their own is as late."""
+        if await self._find(check_group(group)) is not None:
+            await self._change(group, lambda at, ms: membership.outdated(at, generation, ms))
+
     async def unused(self, before_ms: int) -> list[str]:
         """The groups without members since before this time. Begins to count where nobody has."""
         found: list[str] = []

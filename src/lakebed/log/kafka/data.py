@@ -26,6 +26,7 @@ from lakebed.log.writer import Outcome
 
 EARLIEST, LATEST = -2, -1  # instead of a time, in ListOffsets
 PARTITIONS_MAX = 10_000  # of one request
+REDIRECTS = 11  # the first version of Fetch whose answer can name another broker
 
 Answer = Mapping[str, Any]
 
@@ -84,20 +85,21 @@ class DataRequests:
     async def fetch(self, request: Any, info: RequestInfo) -> Answer:
         """Waits up to max_wait for min_bytes. Without sessions: a client names all its partitions each time.
 
-        A consumer of another zone (`client.rack`) is sent to a broker of its own zone, where there is one.
+        A consumer of another zone (`client.rack`) is sent to a broker of its own zone, where there is one. A broker
+        that only writes sends every consumer to one that reads.
         """
+        near = self._near(getattr(request, "rack_id", ""), redirects=info.version >= REDIRECTS)
         limit = max(1, min(getattr(request, "max_bytes", self._settings.max_bytes), self._settings.max_bytes))
         asked = [(topic.topic, part) for topic in request.topics for part in topic.partitions][:PARTITIONS_MAX]
         found: dict[int, Fetched | LakebedError] = {}
         wants: dict[int, FetchRequest] = {}
         for number, (topic, part) in enumerate(asked):
             try:
-                self._services.demand(info, "consume", topic)
+                (self._services.demand_right if near else self._services.demand)(info, "consume", topic)
                 share = max(1, min(part.partition_max_bytes, limit))
                 wants[number] = FetchRequest(topic_partition(topic, part.partition), part.fetch_offset, share)
             except LakebedError as error:
                 found[number] = error
-        near = self._near(getattr(request, "rack_id", ""))
         if wants and not near:
             wait_s = 0.0 if found else min(request.max_wait.total_seconds(), self._settings.max_wait_ms / 1000)
             answers = await self._broker.consume(
@@ -110,12 +112,13 @@ class DataRequests:
             topics.setdefault(topic, []).append(row)
         return {"responses": [{"topic": topic, "partitions": parts} for topic, parts in topics.items()]}
 
-    def _near(self, zone: str) -> list[BrokerRecord]:
-        """The brokers of a client's zone; none where this broker is one of them."""
+    def _near(self, zone: str, *, redirects: bool) -> list[BrokerRecord]:
+        """The brokers that this client's consumers are sent to; none where this one serves them."""
         registry = self._services.registry
-        if not zone or registry.me.zone == zone:
+        if not redirects or (registry.me.reads and (not zone or registry.me.zone == zone)):
             return []
-        return [broker for broker in registry.living if broker.kafka and broker.zone == zone]
+        able = [broker for broker in registry.living if broker.kafka and broker.reads]
+        return [broker for broker in able if broker.zone == zone] or ([] if registry.me.reads else able)
 
     async def list_offsets(self, request: Any, info: RequestInfo) -> Answer:
         topics = []
@@ -127,7 +130,7 @@ class DataRequests:
     async def _offset(self, topic: str, part: Any, info: RequestInfo) -> Answer:
         answer = {"partition_index": part.partition_index, "timestamp": -1, "offset": -1, "leader_epoch": -1}
         try:
-            self._services.demand(info, "consume", topic)
+            self._services.demand_right(info, "consume", topic)  # also of a broker that sends consumers on
             tp = topic_partition(topic, part.partition_index)
             if part.timestamp in (EARLIEST, LATEST):
                 now = await self._broker.reader.control(tp)

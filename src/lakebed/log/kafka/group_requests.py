@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -13,7 +14,7 @@ from lakebed.log.brokers import preferred
 from lakebed.log.kafka.faults import TransactionRefused, code_of, group_code_of
 from lakebed.log.kafka.membership import Group, JoinWish, Member
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
-from lakebed.log.model import topic_partition
+from lakebed.log.model import GroupFenced, topic_partition
 
 OF_GROUP = 0  # kind of a coordinator's key
 STATES = {"EMPTY": "Empty", "PREPARING": "PreparingRebalance", "COMPLETING": "CompletingRebalance", "STABLE": "Stable"}
@@ -38,7 +39,8 @@ class GroupRequests:
             if kind != OF_GROUP:
                 raise TransactionRefused
             group = self._services.demand_group(info, key)
-            broker = preferred(f"group {group}", await self._services.registry.kafka_brokers())
+            brokers = await self._services.registry.kafka_brokers()
+            broker = preferred(f"group {group}", [one for one in brokers if one.reads] or brokers)
             assert broker is not None  # this one, at least
         except LakebedError as error:
             failed = {"error_code": group_code_of(error), "error_message": error.message}
@@ -157,6 +159,9 @@ class GroupRequests:
                 generation=generation if generation >= 0 else None,
             )
         except LakebedError as error:
+            if isinstance(error, GroupFenced):  # its offset was moved: the group must get past that generation
+                with suppress(LakebedError):
+                    await self._coordinator.outdate(group, error.detail["generation"])
             return code_of(error)
         return ErrorCode.none
 
@@ -282,7 +287,11 @@ class GroupRequests:
             held = [topic for topic in topics if await self._broker.groups.progress(topic, group)]
             for topic in held:
                 self._services.demand(info, "consume", topic)
-            await self._coordinator.delete(group)
+            try:
+                await self._coordinator.delete(group)
+            except NotFound:
+                if not held:  # otherwise offsets that a failure has left of it
+                    raise
             for topic in held:
                 await self._broker.groups.forget(topic, group)
         except NotFound:

@@ -177,6 +177,17 @@ def leave(group: Group, member_ids: Sequence[str], now_ms: int) -> Group:
     return advance(_without(group, gone, now_ms), now_ms) if gone else group
 
 
+def outdated(group: Group, generation: int, now_ms: int) -> Group:
+    """The group in a rebalance to a generation after this one; unchanged where its own is as late, or nobody is in it.
+
+    An offset was moved by an operator or an HTTP client, or is left of a deleted group, and has a later generation than
+    the group: no member could commit it.
+    """
+    if group.generation >= generation or not group.members:
+        return group
+    return _preparing(msgspec.structs.replace(group, generation=generation), now_ms)
+
+
 def emptied(group: Group, now_ms: int) -> Group:
     """The group with the time since which it has no members; unchanged where that is known, or where it has some."""
     if group.members or group.empty_since_ms:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from lakebed.core.auth import Principal
 from lakebed.core.context import Context
 from lakebed.core.errors import Denied
-from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import PortAccess
 from lakebed.log.broker import Broker
 from lakebed.log.groups import check_group
@@ -61,10 +60,13 @@ class TopicCatalog:
         return found
 
     async def create(self, topic: str, first: int, behind: int) -> None:
-        """Creates the partitions [first, behind)."""
-        for number in range(first, behind):
-            await self._broker.writer.ensure(topic_partition(topic, number))
-        self.forget(topic)
+        """Creates the partitions [first, behind), the highest first: where this fails in the middle, `partitions`
+        creates those that are missing below it."""
+        try:
+            for number in reversed(range(first, behind)):
+                await self._broker.writer.ensure(topic_partition(topic, number))
+        finally:
+            self.forget(topic)
 
     def forget(self, topic: str) -> None:
         self._known.pop(topic, None)
@@ -78,19 +80,20 @@ class TopicCatalog:
 class KafkaServices:
     def __init__(self, context: Context, broker: Broker, access: PortAccess) -> None:
         self.context, self.broker, self.settings, self.access = context, broker, broker.settings, access
-        gateway = context.settings.of(GatewaySettings)
         self.topic_quota = TopicQuota(broker.admin)
         self.catalog = TopicCatalog(context, broker)
         self.registry = broker.peers.registry
         self.coordinator = GroupCoordinator(context, broker.records)
-        self._writes = broker.settings.roles in ("both", "write") and not gateway.read_only
-        self._reads = broker.settings.roles in ("both", "read")
 
     def demand(self, info: RequestInfo, verb: str, topic: str) -> None:
         """Raises Denied unless this client may do that with the topic, on this broker."""
-        self._demand(info, f"log:{verb}:{check_topic(topic)}")
-        if not (self._reads if verb in ("consume", "read") else self._writes):
+        self.demand_right(info, verb, topic)
+        if not (self.registry.me.reads if verb in ("consume", "read") else self.registry.me.writes):
             raise Denied(f"this broker does not {verb}", hint="use a broker with another log.roles")
+
+    def demand_right(self, info: RequestInfo, verb: str, topic: str) -> None:
+        """Raises Denied unless this client may do that with the topic, on whichever broker."""
+        self._demand(info, f"log:{verb}:{check_topic(topic)}")
 
     def demand_group(self, info: RequestInfo, group: str) -> str:
         """The group's name. Raises Denied unless this client may be a member of it and commit for it."""

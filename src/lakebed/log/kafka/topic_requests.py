@@ -20,6 +20,7 @@ TOPIC, BROKER = 2, 4  # kinds of resources that have a configuration
 SET_BY_TOPIC, DEFAULT = 1, 5  # where a value comes from
 SET, DELETE = 0, 1  # operations of IncrementalAlterConfigs
 RETENTION_MS, RETENTION_BYTES, POLICY = "retention.ms", "retention.bytes", "cleanup.policy"
+CHANGEABLE = (RETENTION_MS, RETENTION_BYTES)
 REASON = "a Kafka client"
 
 Answer = Mapping[str, Any]
@@ -29,6 +30,7 @@ class TopicRequests:
     def __init__(self, services: KafkaServices) -> None:
         self._services, self._broker, self._catalog = services, services.broker, services.catalog
         self._trail = services.context.trail
+        self._default = TopicConfig(services.settings.retention_s, services.settings.retention_bytes)
 
     async def metadata(self, request: Any, info: RequestInfo) -> Answer:
         brokers = await self._services.registry.kafka_brokers()
@@ -75,7 +77,7 @@ class TopicRequests:
             row: dict[str, Any] = {"name": topic.name, "num_partitions": count, "replication_factor": 1}
             try:
                 self._services.demand(info, "admin", topic.name)
-                config = _config(TopicConfig(), {each.name: each.value for each in topic.configs})
+                config = self._config(None, {each.name: each.value for each in topic.configs})
                 row["error_code"] = await self._create(topic.name, count, config, request.validate_only, info)
             except LakebedError as error:
                 row |= {"error_code": _admin_code(error), "error_message": error.message}
@@ -94,7 +96,7 @@ class TopicRequests:
         if not validate_only:
             async with self._trail.record(info.principal.name, "log.create", {"topic": topic}, REASON):
                 await self._catalog.create(topic, 0, count)
-                if config != TopicConfig():
+                if config != self._default:
                     await self._broker.admin.configure(topic, config)
         return ErrorCode.none
 
@@ -167,7 +169,7 @@ class TopicRequests:
                 self._services.demand(info, "read", resource.resource_name)
                 if not await self._catalog.partitions(resource.resource_name):
                     return {**row, "error_code": ErrorCode.unknown_topic_or_partition, "configs": ()}
-                values = _values(await self._broker.admin.config(resource.resource_name), self._services)
+                values = self._values(await self._broker.admin.config(resource.resource_name) or self._default)
             elif resource.resource_type == BROKER:
                 values = [("message.max.bytes", str(self._services.settings.record_max_bytes), DEFAULT)]
             else:
@@ -176,7 +178,12 @@ class TopicRequests:
             return {**row, "error_code": _admin_code(error), "error_message": error.message, "configs": ()}
         keys = resource.configuration_keys
         configs = [
-            {"name": name, "value": value, "read_only": source == DEFAULT, "config_source": source}
+            {
+                "name": name,
+                "value": value,
+                "read_only": name not in CHANGEABLE,
+                "config_source": source,
+            }
             for name, value, source in values
             if keys is None or name in keys
         ]
@@ -185,7 +192,7 @@ class TopicRequests:
     async def alter_configs(self, request: Any, info: RequestInfo) -> Answer:
         """Replaces the whole configuration of a topic."""
         rows = [
-            await self._alter(each, {one.name: one.value for one in each.configs}, TopicConfig(), request, info)
+            await self._alter(each, {one.name: one.value for one in each.configs}, self._default, request, info)
             for each in request.resources
         ]
         return {"responses": rows}
@@ -214,14 +221,45 @@ class TopicRequests:
             self._services.demand(info, "admin", topic)
             if not await self._catalog.partitions(topic):
                 return {**row, "error_code": ErrorCode.unknown_topic_or_partition}
-            before = base or await self._broker.admin.config(topic) or TopicConfig()
-            config = _config(before, changes)
+            config = self._config(base or await self._broker.admin.config(topic), changes)
             if not request.validate_only:
                 async with self._trail.record(info.principal.name, "log.configure", {"topic": topic}, REASON):
                     await self._broker.admin.configure(topic, config)
             return {**row, "error_code": ErrorCode.none}
         except LakebedError as error:
             return {**row, "error_code": _admin_code(error), "error_message": error.message}
+
+    def _values(self, config: TopicConfig) -> list[tuple[str, str, int]]:
+        """The name of each setting, its value, and whether it is the topic's own."""
+        retention_ms = round(config.retention_s * 1000) or -1
+        own_ms = config.retention_s != self._default.retention_s
+        own_bytes = config.retention_bytes != self._default.retention_bytes
+        return [
+            (RETENTION_MS, str(retention_ms), SET_BY_TOPIC if own_ms else DEFAULT),
+            (RETENTION_BYTES, str(config.retention_bytes or -1), SET_BY_TOPIC if own_bytes else DEFAULT),
+            (POLICY, "delete", DEFAULT),
+            ("compression.type", "producer", DEFAULT),
+            ("message.timestamp.type", "CreateTime", DEFAULT),
+            ("max.message.bytes", str(self._services.settings.record_max_bytes), DEFAULT),
+        ]
+
+    def _config(self, before: TopicConfig | None, changes: Mapping[str, str | None]) -> TopicConfig:
+        """What is not set, and what is deleted, is the lake's default. Raises UnmetConfig. Settings of Kafka's own
+        storage mean nothing here."""
+        now = before or self._default
+        retention_s, retention_bytes = now.retention_s, now.retention_bytes
+        try:
+            if RETENTION_MS in changes:
+                value = changes[RETENTION_MS]
+                retention_s = _limit(value) / 1000 if value is not None else self._default.retention_s
+            if RETENTION_BYTES in changes:
+                value = changes[RETENTION_BYTES]
+                retention_bytes = _limit(value) if value is not None else self._default.retention_bytes
+        except ValueError as error:
+            raise UnmetConfig(f"retention must be a number: {error}") from error
+        if "compact" in (changes.get(POLICY) or ""):
+            raise UnmetConfig("compaction by key is not supported", hint=f"set {POLICY} to delete")
+        return TopicConfig(retention_s, retention_bytes)
 
 
 def _topic(name: str, count: int, brokers: Sequence[BrokerRecord]) -> Answer:
@@ -240,8 +278,10 @@ def _topic(name: str, count: int, brokers: Sequence[BrokerRecord]) -> Answer:
 
 
 def _leader(tp: TopicPartition, brokers: Sequence[BrokerRecord]) -> int:
-    """The broker that clients send this partition to. There always is one: the broker that is asked."""
-    broker = preferred(str(tp), brokers)
+    """The broker that clients send this partition to: one that writes, and reads too where there is one.
+    One that only writes sends consumers on."""
+    writers = [one for one in brokers if one.writes]
+    broker = preferred(str(tp), [one for one in writers if one.reads] or writers or brokers)
     return broker.kafka_id if broker is not None else -1
 
 
@@ -265,32 +305,10 @@ def _visible(info: RequestInfo, topic: str) -> bool:
     return any(info.principal.may(f"log:{verb}:{topic}") for verb in ("read", "consume", "produce", "admin"))
 
 
-def _values(config: TopicConfig | None, services: KafkaServices) -> list[tuple[str, str, int]]:
-    config = config or TopicConfig()
-    retention_ms = str(round(config.retention_s * 1000)) if config.retention_s else "-1"
-    return [
-        (RETENTION_MS, retention_ms, SET_BY_TOPIC if config.retention_s else DEFAULT),
-        (RETENTION_BYTES, str(config.retention_bytes or -1), SET_BY_TOPIC if config.retention_bytes else DEFAULT),
-        (POLICY, "delete", DEFAULT),
-        ("compression.type", "producer", DEFAULT),
-        ("message.timestamp.type", "CreateTime", DEFAULT),
-        ("max.message.bytes", str(services.settings.record_max_bytes), DEFAULT),
-    ]
-
-
-def _config(before: TopicConfig, changes: Mapping[str, str | None]) -> TopicConfig:
-    """Raises UnmetConfig. Settings of Kafka's own storage mean nothing here."""
-    retention_s, retention_bytes = before.retention_s, before.retention_bytes
-    try:
-        if RETENTION_MS in changes:
-            retention_s = max(0, int(changes[RETENTION_MS] or -1)) / 1000
-        if RETENTION_BYTES in changes:
-            retention_bytes = max(0, int(changes[RETENTION_BYTES] or -1))
-    except ValueError as error:
-        raise UnmetConfig(f"retention must be a number: {error}") from error
-    if "compact" in (changes.get(POLICY) or ""):
-        raise UnmetConfig("compaction by key is not supported", hint=f"set {POLICY} to delete")
-    return TopicConfig(retention_s, retention_bytes)
+def _limit(value: str) -> int:
+    """Kafka keeps everything below 0 and nothing at 0; here 0 keeps everything, so nothing is as little as possible."""
+    number = int(value)
+    return max(1, number) if number >= 0 else 0
 
 
 def _refused_resource(resource: Any) -> Answer:

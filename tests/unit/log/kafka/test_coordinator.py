@@ -119,6 +119,40 @@ async def test_a_late_commit_of_an_earlier_generation_changes_nothing(host: Host
     assert found is not None and (1, "back", 2) == (found.offset, found.note, found.generation)
 
 
+async def test_members_whose_offset_was_moved_begin_a_later_generation_and_commit_again(host: Host) -> None:
+    """However often it was moved, and whichever member commits first: one that does not lead would otherwise be given
+    the same generation again and again, and could never commit."""
+    broker, kafka = host.broker(), coordinator(host)
+    await host.append(broker, b"a", b"b", b"c")
+    await formed(host, kafka, kafka)
+    await broker.groups.store("g", TP, 3, note="", generation=1)
+    for offset in (1, 2, 1):
+        await broker.groups.commit("g", TP, offset, seek=True)
+
+    with pytest.raises(GroupFenced) as fenced:
+        await broker.groups.store("g", TP, 3, note="", generation=1)
+    await kafka.outdate("g", fenced.value.detail["generation"])
+    with pytest.raises(GroupRefused) as refused:
+        await kafka.heartbeat("g", "m0", 1, None)
+    (again, _) = await formed(host, kafka, kafka)
+
+    assert GroupFault.ILLEGAL_GENERATION is refused.value.fault
+    assert (5, {"m0", "m1"}) == (again.generation, set(again.members))
+    await broker.groups.store("g", TP, 2, note="", generation=again.generation)
+
+
+async def test_a_late_commit_does_not_disturb_the_group(host: Host) -> None:
+    """The group's generation is as late as the stored one: it stays as it is."""
+    kafka = coordinator(host)
+    (before,) = await formed(host, kafka)
+
+    await kafka.outdate("g", before.generation)
+    await kafka.outdate("unknown", 7)
+
+    assert before == await kafka.find("g")
+    assert None is await kafka.find("unknown")
+
+
 async def test_a_group_with_members_is_not_deleted(host: Host) -> None:
     """An empty one is, and then it is not found."""
     broker = coordinator(host)
