@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +291,31 @@ async def test_a_refusal_is_not_tried_again(status: int, error: type[Exception])
     assert (1, error) == (len(seen), type(caught.value))
     if isinstance(caught.value, FailedManual):
         assert "rows_refused" == caught.value.detail["error_class"]
+
+
+@pytest.mark.parametrize("status", [200, 409, 422])
+async def test_an_answer_that_no_gateway_gives_is_not_of_this_tick(status: int) -> None:
+    """The page of a proxy or a hotel's network: never committed, and never for a person; it is tried again."""
+    page = httpx2.Response(status, text="<html>Sign in</html>")
+    made, seen, pauses = requests([page, OK])
+    result = await made.upload(EMPTY)
+    always, _, _ = requests([page])
+    with pytest.raises(Unavailable, match="not of a gateway") as caught:
+        await always.upload(EMPTY)
+
+    assert ("t-1", 2, [0.5]) == (result.tick_id, len(seen), pauses)
+    assert uploader.is_away(caught.value)  # no hour of it makes the tick failed_manual, and another address is tried
+
+
+async def test_a_retry_after_may_be_a_date_or_nonsense() -> None:
+    """Proxies send dates; what cannot be read is no reason to end."""
+    clock_s = NoWait().now_ns() / 1e9
+    for text, least in ((format_datetime(datetime.fromtimestamp(clock_s + 30, UTC), usegmt=True), 20.0), ("soon", 0.5)):
+        made, _, pauses = requests([httpx2.Response(503, headers={"retry-after": text}), OK])
+        result = await made.upload(EMPTY)
+
+        assert "t-1" == result.tick_id
+        assert least <= pauses[0] <= least + 11
 
 
 async def test_a_tick_that_is_never_whole_is_for_a_person() -> None:
