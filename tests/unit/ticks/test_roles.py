@@ -566,6 +566,39 @@ async def test_the_sweeper_leaves_young_states_unread_and_remembers_settled_ones
     assert 1 == sum("/commits/" in key for key in keys)
 
 
+async def test_a_sweep_reads_what_may_still_change_however_many_states_are_kept(manual_clock: ManualClock) -> None:
+    """A settled state is read once; nothing is remembered of it, so there is no number of ticks that is too many."""
+    async with serving(context_of(clock=manual_clock, finalizing_s=100.0)) as service:
+        for number in range(5):
+            assert 200 == (await service.finalize(await service.upload(f"t-{number}"), tick=f"t-{number}")).status_code
+        await service.upload("open")
+        store: Any = service.context.store
+        reads: list[str] = []
+        get = store.get
+
+        async def counted(key: str) -> Any:
+            reads.append(key)
+            return await get(key)
+
+        store.get = counted
+        sweeper = TickSweeper(service.context)
+        await manual_clock.advance(101.0)
+        await sweeper.round()
+        first = {key for key in reads if "/state/" in key}
+        reads.clear()
+        await manual_clock.advance(101.0)
+        await sweeper.round()
+        second = {key for key in reads if "/state/" in key}
+        await service.upload("late")
+        await manual_clock.advance(101.0)
+        reads.clear()
+        await sweeper.round()
+
+    assert (6, {paths.state(TickId(ORG, PROJECT, "open"))}) == (len(first), second)
+    assert {paths.state(TickId(ORG, PROJECT, name)) for name in ("open", "late")} == {k for k in reads if "/state/" in k}
+    assert 2 == len(sweeper._open)
+
+
 async def test_a_vault_tells_no_stranger_what_was_wrong(manual_clock: ManualClock) -> None:
     """No key is unauthenticated; a wrong org, project or secret is one and the same answer."""
     context = context_of(clock=manual_clock)
