@@ -204,5 +204,5 @@ def test_what_sql_means_is_its_code_and_how_it_is_laid_out_is_not() -> None:
     plain = "select id, 'a  b' as note from {{ ref('orders') }}"
     assert code(plain) != code(plain.replace("a  b", "a b"))
     assert code(plain) == code(plain.replace(" as", " -- why\n  as").replace("select", "select /* all */"))
-    assert code("select id, -- total,\n note from silver.orders") != code("select id, -- total, note\n from silver.orders")
+    assert code("select a, -- b,\n c from silver.orders") != code("select a, -- b, c\n from silver.orders")
     assert "select id, total*2 from silver.orders" == code("select id,\n\ttotal*2\nfrom silver.orders;\n")

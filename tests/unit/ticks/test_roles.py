@@ -595,7 +595,8 @@ async def test_a_sweep_reads_what_may_still_change_however_many_states_are_kept(
         await sweeper.round()
 
     assert (6, {paths.state(TickId(ORG, PROJECT, "open"))}) == (len(first), second)
-    assert {paths.state(TickId(ORG, PROJECT, name)) for name in ("open", "late")} == {k for k in reads if "/state/" in k}
+    third = {key for key in reads if "/state/" in key}
+    assert {paths.state(TickId(ORG, PROJECT, name)) for name in ("open", "late")} == third
     assert 2 == len(sweeper._open)
 
 
