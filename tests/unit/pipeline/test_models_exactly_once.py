@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import LakebedError, OutcomeUnknown
+from lakebed.core.errors import Invalid, LakebedError, OutcomeUnknown
 from lakebed.core.ids import Ids
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of
 from lakebed.delta.plain import schema_json
@@ -110,10 +110,10 @@ class Project:
             if any(path.endswith(file.name) for path in former):
                 file.unlink()
 
-    def run(self, store: Any = None, window: Window | None = None) -> ModelReport:
+    def run(self, store: Any = None, window: Window | None = None, full_refresh: bool = False) -> ModelReport:
         runtime = runtime_on(store or self.store, ManualClock(), Ids())
         runner = Runner(None, self.graph, runtime, location=self.location)
-        reports, error = runner.run("acme", "shop", window=window)
+        reports, error = runner.run("acme", "shop", window=window, full_refresh=full_refresh)
         if error is not None:
             raise error
         return reports[0]
@@ -322,3 +322,20 @@ def test_a_backfill_of_versions_that_vacuum_took_computes_the_table_from_everyth
     report = project.run(window=Window("0", "9"))
 
     assert ("made", "refresh", [(1, 10), (2, 20)]) == (report.state, report.mode, project.rows())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_merge_with_a_key_twice_publishes_nothing_in_its_first_run_and_in_a_refresh_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """As in every later run: a table with a key twice would be wrong for all that pair its rows by key."""
+    project = Project(tmp_path, monkeypatch, sql_model("spent", MERGE))
+    if full:
+        project.add((1, 10))
+        project.run()
+    project.add((2, 20), (2, 21))
+
+    with pytest.raises(Invalid, match="id more than once"):
+        project.run(full_refresh=full)
+
+    assert ([(1, 10)] if full else []) == project.rows()

@@ -312,7 +312,10 @@ class _Run:
             model.options.incremental,
         )
         if step.action == "refresh":
-            done = target.replace(rows, batch, note=note)
+            files = target.write(rows)
+            if mode == "merge":
+                rewrite.check_keys(target, files)
+            done = target.replace_by(files, batch, note=note)
         elif mode == "replace":
             done = replace_partitions(target, rows, batch, note)
         else:
