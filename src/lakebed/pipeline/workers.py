@@ -68,14 +68,14 @@ def pipeline_loops(
     made: list[Callable[[], Coroutine[Any, Any, None]]] = []
     if load_every_s := context.settings.of(BronzeSettings).run_every_s:
         load = partial(_load, context, load_every_s, opened)
-        made.append(partial(_repeated, context, "a load into bronze failed", load))
+        made.append(partial(repeated, context, "a load into bronze failed", load))
     if settings.gold and settings.models_every_s:
         models = partial(_models, context, settings.models_every_s, opened)
-        made.append(partial(_repeated, context, "models could not be run", models))
+        made.append(partial(repeated, context, "models could not be run", models))
     return made
 
 
-async def _repeated(context: Context, what: str, loop: Callable[[], Awaitable[None]]) -> None:
+async def repeated(context: Context, what: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Runs a loop that only ends by an error, again and again."""
     failures = 0
     while True:
@@ -112,7 +112,7 @@ async def _load(context: Context, every_s: float, opened: Callable[[], Awaitable
 
     async with asyncio.TaskGroup() as group:
         for word in Ingestion(context, runner).sources:
-            group.create_task(_repeated(context, f"a load of {word} into bronze failed", partial(source, word)))
+            group.create_task(repeated(context, f"a load of {word} into bronze failed", partial(source, word)))
         group.create_task(context.clock.sleep(every_s))  # where there is none
 
 

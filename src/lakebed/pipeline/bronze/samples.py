@@ -119,7 +119,7 @@ class SampleLoader:
             known = self._known(state)
             if number >= 0 and state.files and not known:
                 raise Corrupt(
-                    f"{self._spec.name} has rows of {number + 1} loads, and its log names no place to go on from",
+                    f"{self._spec.name} has rows of {number + 1} loads, and its log names no place to continue from",
                     hint="lakebed bronze backfill loads what it lacks of a range",
                 )
             offset = known[0].offset if known else asyncio.run(self._feed.begin())
