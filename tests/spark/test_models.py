@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
 from lakebed import pipeline as lp
+from lakebed.core.errors import Invalid
 from lakebed.core.ids import Ids
 from lakebed.delta.model import TableSpec
 from lakebed.pipeline.models.changes import changed_rows
@@ -25,6 +26,7 @@ from lakebed.pipeline.models.plan import Window
 from lakebed.pipeline.models.runs import ModelReport
 from lakebed.pipeline.models.testing import read_cases, run_case
 from lakebed.pipeline.settings import PipelineSettings
+from lakebed.pipeline.tables import rewrite
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
@@ -142,6 +144,23 @@ def test_a_merge_deletes_the_keys_that_its_rows_mark(shop: Project) -> None:
     assert [5, 7, 9] == [row[0] for row in shop.rows("last")]
     assert {"made"} == {each.state for each in whole}
     assert {"id", "customer", "total"} == set(shop.runner().table("acme", "shop", "gold.mirror").read().columns)
+
+
+@pytest.mark.full
+def test_a_large_first_run_with_a_key_twice_publishes_nothing(shop: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many rows the keys are counted by Spark, not in the driver; a key of a partition's column too."""
+    monkeypatch.setattr(rewrite, "KEYS_MAX", 0)
+    header = "-- incremental: merge\n-- partitions: day\n-- keys: day, customer\n"
+    reads = "select day, customer, total from {{ changes('orders') }}"
+    shop.upsert((1, 7, 1.0, "a"), (2, 7, 2.0, "b"))
+    (good,) = shop.run(sql_model("once", header + reads))
+    shop.upsert((3, 7, 4.0, "b"))
+
+    with pytest.raises(Invalid, match="more than once"):
+        shop.run(sql_model("twice", header + reads))
+
+    assert ("made", 2) == (good.state, good.rows)
+    assert -1 == shop.runner().table("acme", "shop", "gold.twice").snapshot().version
 
 
 def test_changes_are_exactly_the_rows_that_were_written(shop: Project) -> None:

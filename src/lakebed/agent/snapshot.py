@@ -81,10 +81,10 @@ class ConfigSnapshot:
             found = read_config(await self._fetch(self._url))
             if found != self.current:
                 self._keep(found)
-                self.current = found
                 log.info("configuration changed", url=self._url, datalake_url=found.urls)
                 for changed in self._listeners:
                     await changed(found)
+                self.current = found  # only now: a listener that failed is told again
         except (LakebedError, OSError) as error:
             self._failed = True
             reason = error.message if isinstance(error, LakebedError) else str(error)

@@ -16,11 +16,12 @@ counts only as a gateway's problem document, by its `type`: a proxy's page of 40
 from __future__ import annotations
 
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Any
 
 import msgspec
+
+from lakebed.core.retry import retry_after_s
 
 REJECTED = (400, 413, 415, 422)
 PROBLEM_TYPE = "urn:lakebed:problem:"
@@ -73,7 +74,7 @@ class SendVerdict(msgspec.Struct, frozen=True):
 def judge(answer: CollectorResponse, *, frame_sha256: str, now_s: float) -> SendVerdict:
     body, status = _json(answer.body), answer.status
     message = _message(body, answer.body)
-    after_s = _retry_after_s(answer.headers.get("retry-after", ""), now_s)
+    after_s = retry_after_s(answer.headers.get("retry-after", ""), now_s)
     if status == 200:
         duplicate = body.get("duplicate")
         if not isinstance(duplicate, bool) or body.get("frame_sha256", frame_sha256) != frame_sha256:
@@ -114,15 +115,3 @@ def _detail(body: dict[str, Any]) -> dict[str, Any]:
 def _message(body: dict[str, Any], raw: bytes) -> str:
     message = body.get("message") or body.get("title") or body.get("detail") or raw[:200].decode(errors="replace")
     return str(message)[:MESSAGE_CHARS_MAX]
-
-
-def _retry_after_s(text: str, now_s: float) -> float | None:
-    """Seconds from now, from either form of the header; None when it is absent or senseless."""
-    if not text:
-        return None
-    if text.strip().isdecimal():
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
-    except (ValueError, TypeError, OverflowError):
-        return None

@@ -1,8 +1,9 @@
-"""Waiting for a store that is down: what a process does at its start, instead of exiting."""
+"""Waiting: for a store that is down, which a process does at its start instead of exiting, and as a response asks."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from lakebed.core.errors import Unavailable
@@ -36,3 +37,15 @@ async def until_available(
             attempt += 1
             on_wait(error.message)
         await runtime.clock.sleep(runtime.ids.jitter_s(attempt, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S) + RETRY_BASE_S)
+
+
+def retry_after_s(text: str, now_s: float) -> float | None:
+    """Seconds from now, from either form of the header; None when it is absent or senseless."""
+    if not text:
+        return None
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -150,6 +150,7 @@ def _run_models(
     where: Where,
     output: str,
 ) -> int:
+    from lakebed.pipeline.models.graph import bare
     from lakebed.pipeline.models.plan import Window
     from lakebed.pipeline.models.runs import failed
 
@@ -171,7 +172,7 @@ def _run_models(
                     trigger="command",
                     full_refresh=full_refresh,
                     window=span,
-                    filled=[each.strip("+") for each in models] or None,
+                    filled=[*map(bare, models)] or None,
                     reason=reason,
                     shown=lambda each: say(
                         f"{each.table}: {each.state}, {each.rows} rows; {each.error or each.reason}"

@@ -7,7 +7,7 @@ Spark is imported where it is used, so that a process without such work does not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,13 @@ from lakebed.core.logs import logger
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 
 if TYPE_CHECKING:
-    from lakebed.pipeline.runner import PipelineRunner
+    from lakebed.pipeline.bronze.runs import IngestReport
+    from lakebed.pipeline.runner import PipelineReport, PipelineRunner
 
 PAUSE_S = 1.0
 PAUSE_MAX_S = 300.0  # longest pause of a loop that fails again and again
+FIRST_UPKEEP_S = 600.0  # after a start
+LOADS_MAX = 4  # sources that are loaded at once; others wait for the first that ends
 STEADY_S = 60.0  # a loop that ran so long begins with short pauses again
 
 log = logger("pipeline")
@@ -34,8 +37,7 @@ def retention_workers(context: Context) -> Sequence[Worker]:
     settings = context.settings.of(PipelineSettings)
 
     async def run() -> None:
-        while True:
-            await context.clock.sleep(settings.retention_interval_s)
+        async for _ in _every(context, settings.retention_interval_s):
             from lakebed.pipeline.models.runs import expire_runs
             from lakebed.pipeline.runner import vacuum_tables
             from lakebed.pipeline.tables.maintenance import TableMaintenance
@@ -66,14 +68,14 @@ def pipeline_loops(
     made: list[Callable[[], Coroutine[Any, Any, None]]] = []
     if load_every_s := context.settings.of(BronzeSettings).run_every_s:
         load = partial(_load, context, load_every_s, opened)
-        made.append(partial(_repeated, context, "a load into bronze failed", load))
+        made.append(partial(repeated, context, "a load into bronze failed", load))
     if settings.gold and settings.models_every_s:
         models = partial(_models, context, settings.models_every_s, opened)
-        made.append(partial(_repeated, context, "models could not be run", models))
+        made.append(partial(repeated, context, "models could not be run", models))
     return made
 
 
-async def _repeated(context: Context, what: str, loop: Callable[[], Awaitable[None]]) -> None:
+async def repeated(context: Context, what: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Runs a loop that only ends by an error, again and again."""
     failures = 0
     while True:
@@ -95,26 +97,48 @@ async def _models(context: Context, every_s: float, opened: Callable[[], Awaitab
 
 
 async def _load(context: Context, every_s: float, opened: Callable[[], Awaitable[PipelineRunner]]) -> None:
+    """Loads each source by itself: none waits for a slower one, or for one that fails."""
     from lakebed.pipeline.bronze.ingestion import Ingestion
 
-    ingestion = Ingestion(context, await opened())
+    runner, turns = await opened(), asyncio.Semaphore(LOADS_MAX)
+
+    async def source(word: str) -> None:
+        ingestion = Ingestion(context, runner)
+        while True:
+            async with turns:
+                reports = await asyncio.to_thread(ingestion.run, only=[word])
+            _told(reports, ingestion.refined)
+            await context.clock.sleep(every_s)
+
+    async with asyncio.TaskGroup() as group:
+        for word in Ingestion(context, runner).sources:
+            group.create_task(repeated(context, f"a load of {word} into bronze failed", partial(source, word)))
+        group.create_task(context.clock.sleep(every_s))  # where there is none
+
+
+def _told(reports: Sequence[IngestReport], refined: PipelineReport | None) -> None:
+    for report in reports:
+        if report.steps:
+            counts = {"rows_in": report.rows_in, "good": report.good, "quarantined": report.quarantined}
+            bronze_log.info("loaded into bronze", table=report.table, version=report.version, **counts)
+        for key in report.unreadable:
+            bronze_log.error("an unreadable object was quarantined", table=report.table, key=key)
+    for silver in refined.silver if refined is not None else ():
+        counts = {"rows_in": silver.rows_in, "good": silver.good, "quarantined": silver.quarantined}
+        bronze_log.info("brought to silver", table=silver.table, version=silver.silver_version, **counts)
+
+
+async def _every(context: Context, interval_s: float) -> AsyncIterator[None]:
+    """Soon after the start, and then at the interval: a process that is started every day comes to its daily work."""
+    pause_s = min(interval_s, FIRST_UPKEEP_S)
     while True:
-        for report in await asyncio.to_thread(ingestion.run):
-            if report.steps:
-                counts = {"rows_in": report.rows_in, "good": report.good, "quarantined": report.quarantined}
-                bronze_log.info("loaded into bronze", table=report.table, version=report.version, **counts)
-            for key in report.unreadable:
-                bronze_log.error("an unreadable object was quarantined", table=report.table, key=key)
-        if ingestion.refined is not None:
-            for silver in ingestion.refined.silver:
-                counts = {"rows_in": silver.rows_in, "good": silver.good, "quarantined": silver.quarantined}
-                bronze_log.info("brought to silver", table=silver.table, version=silver.silver_version, **counts)
-        await context.clock.sleep(every_s)
+        await context.clock.sleep(pause_s)
+        yield
+        pause_s = interval_s
 
 
 async def _maintain(context: Context, every_s: float) -> None:
-    while True:
-        await context.clock.sleep(every_s)
+    async for _ in _every(context, every_s):
         from lakebed.pipeline.tables.maintenance import TableMaintenance
 
         maintenance = TableMaintenance(context)

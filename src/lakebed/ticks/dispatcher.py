@@ -120,7 +120,11 @@ class Dispatcher:
             if left_s < WINDOW_LEAST_S:
                 break
             await self._clock.sleep(min(left_s, self._settings.poll_s))
-            batch += await self._queue.receive(BATCH_MAX - len(batch))
+            try:
+                batch += await self._queue.receive(BATCH_MAX - len(batch))
+            except LakebedError as error:  # those in hand are hidden, and their receive is counted: they go on
+                log.warning("no more messages could be received", error=error.message)
+                break
         return batch
 
     async def _dispatch(self, project: tuple[str, str], pairs: Sequence[tuple[TickMessage, ReceivedMessage]]) -> int:

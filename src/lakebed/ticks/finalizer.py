@@ -41,11 +41,13 @@ from lakebed.ticks.model import (
     BronzeTick,
     CommitRecord,
     FinalizeResult,
+    ManifestPart,
     PartsDiffer,
     TickFailure,
     TickId,
     TickMessage,
     TickState,
+    TickTable,
     etag_of,
 )
 from lakebed.ticks.ownership import Ownership
@@ -54,6 +56,7 @@ from lakebed.ticks.receiver import recorded, register_of
 from lakebed.ticks.settings import TicksSettings
 
 FINALIZE = "finalize"  # as a run
+FOOTERS_AT_ONCE = 16
 
 log = logger("ticks")
 
@@ -204,15 +207,23 @@ class Finalizer:
         """The tick for bronze: every listed part exists, is Parquet, and has the rows and columns of the manifest."""
         found = verification.decode_manifest(body, of)
         verification.compare_parts(found, seen.parts)
-        gone: list[int] = []
-        for table in found.tables:
-            for listed in table.parquets:
+        gate = asyncio.Semaphore(FOOTERS_AT_ONCE)
+
+        async def is_gone(table: TickTable, listed: ManifestPart) -> bool:
+            async with gate:
                 try:
                     part = seen.parts[str(listed.file_seq)]
                     footer = await verification.read_footer(self._context.store, part)
-                    verification.check_footer(footer, listed, table, self._settings.part_rows_max)
                 except NotFound:
-                    gone.append(listed.file_seq)
+                    return True
+                verification.check_footer(footer, listed, table, self._settings.part_rows_max)
+                return False
+
+        parts = [(table, listed) for table in found.tables for listed in table.parquets]
+        checked = await asyncio.gather(*(is_gone(*each) for each in parts), return_exceptions=True)
+        gone = [listed.file_seq for (_, listed), lost in zip(parts, checked, strict=True) if lost is True]
+        for error in (each for each in checked if isinstance(each, BaseException)):
+            raise error  # that of the first part in the manifest
         for seq in gone:
             lost = seen.parts[str(seq)]
             await register.change(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lakebed.core.errors import Corrupt, Invalid, LakebedError
+from lakebed.core.errors import Invalid, LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.ticks import packing
@@ -92,7 +92,7 @@ class FolderUploader:
         return committed
 
     def _in_turn(self) -> list[OutboxTick]:
-        ready = [waiting for waiting in self._outbox.waiting() if waiting.state == "ready"]
+        ready = [waiting for waiting in self._outbox.waiting([]) if waiting.state == "ready"]
         return sorted(ready, key=lambda waiting: waiting.refusals)  # stable: the oldest first among equals
 
     def _settle(self, waiting: OutboxTick, result: FinalizeResult | None) -> bool:
@@ -109,20 +109,22 @@ class FolderUploader:
     def _pack_ready(self) -> str:
         """Puts every new ready folder into the outbox, and removes refused ticks whose folder is gone.
 
-        Returns the error of a folder that cannot be marked as refused: its name is not a tick's id.
+        Returns what stays stuck: a file of the outbox that does not decode, or a folder that cannot be marked as
+        refused because its name is not a tick's id.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._keep:
             shutil.rmtree(self._folder / SENT, ignore_errors=True)  # left when the process was killed
-        known = {}
-        for waiting in self._outbox.waiting():
+        known: dict[str, OutboxTick] = {}
+        unreadable: list[str] = []
+        for waiting in self._outbox.waiting(unreadable):
             if waiting.state == "failed_manual" and not Path(waiting.folder).is_dir():
                 self._outbox.remove(waiting.packed.tick_id)
                 log.info("refused tick removed: its folder is gone", tick=waiting.packed.tick_id)
                 continue
             known[waiting.folder] = waiting
         ready = [each for each in sorted(self._folder.iterdir()) if str(each) not in known and packing.is_ready(each)]
-        return next(filter(None, [self._pack(folder) for folder in ready]), "")
+        return next(filter(None, [*unreadable, *[self._pack(folder) for folder in ready]]), "")
 
     def _pack(self, folder: Path) -> str:
         now = datetime.fromtimestamp(self._clock.now_ns() / 1e9, UTC)
@@ -172,11 +174,7 @@ class FolderUploader:
             shutil.rmtree(target, ignore_errors=True)
 
     def _show(self) -> None:
-        try:
-            states = [waiting.state for waiting in self._outbox.waiting()]
-        except Corrupt as error:
-            self._set_alert(STUCK, error.message)
-            return
+        states = [waiting.state for waiting in self._outbox.waiting([])]
         for state in ("ready", "failed_manual"):
             self._waiting.labels(project=self._project_id, state=state).set(states.count(state))
         refused = states.count("failed_manual")

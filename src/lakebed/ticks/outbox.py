@@ -95,13 +95,20 @@ class Outbox:
             return Counter()
         return Counter(int(line) for line in lines if line.isdigit())
 
-    def waiting(self) -> Iterator[OutboxTick]:
-        """Every tick, oldest first. Raises Corrupt for a file that does not decode."""
+    def waiting(self, unreadable: list[str] | None = None) -> Iterator[OutboxTick]:
+        """Every tick, oldest first. Raises Corrupt for a file that does not decode; with a list, adds what is wrong
+        with it there and passes it over.
+        """
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
-                yield msgspec.json.decode(file.read_bytes(), type=OutboxTick)
+                found = msgspec.json.decode(file.read_bytes(), type=OutboxTick)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise Corrupt(f"{file} does not decode: {error}", hint="move it away and push again") from error
+                what = f"{file} does not decode: {error}"
+                if unreadable is None:
+                    raise Corrupt(what, hint="move it away and push again") from error
+                unreadable.append(what)
+                continue
+            yield found
 
     def _file(self, tick_id: str) -> Path:
         return self._folder / f"{paths.check_name('tick', tick_id)}{SUFFIX}"

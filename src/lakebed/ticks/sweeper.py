@@ -24,8 +24,6 @@ from lakebed.ticks.model import TickId, TickState
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.settings import TicksSettings
 
-REMEMBERED_MAX = 200_000
-
 log = logger("ticks")
 
 
@@ -42,7 +40,8 @@ class TickSweeper:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
         self._audits, self._finish = audits, finish
-        self._settled: dict[str, str] = {}  # states that only wait for their retention, by etag
+        self._looked_ms = -1  # every state that was last changed before it was looked at, and
+        self._open: set[str] = set()  # only these of them may still change before their retention ends
         self._finished = context.metrics.counter("lakebed_ticks_finished_total")
         self._expired = context.metrics.counter("lakebed_ticks_expired_total")
         self._swept = context.metrics.counter("lakebed_ticks_swept_total")
@@ -55,19 +54,25 @@ class TickSweeper:
     @traced("ticks sweep")
     async def round(self) -> None:
         """One round over every tick; one that fails is logged and does not block the others."""
-        settings = self._settings
+        settings, now = self._settings, now_ms(self._clock)
+        least_s = min(settings.finalizing_s, settings.upload_ttl_s, settings.state_retention_s)
+        until_ms, retained_ms = (now - round(age_s * 1000) for age_s in (least_s, settings.state_retention_s))
+        still_open: set[str] = set()
         async for info in self._context.store.list(f"{paths.ROOT}/state/"):
-            age_s = (now_ms(self._clock) - info.modified_ms) / 1000
-            settled = self._settled.get(info.key) == info.etag
-            least_s = min(settings.finalizing_s, settings.upload_ttl_s, settings.state_retention_s)
-            if age_s < (settings.state_retention_s if settled else least_s):
+            if info.modified_ms > until_ms:
                 continue  # too young to be changed: not even read
+            settled = info.modified_ms <= self._looked_ms and info.key not in self._open
+            if settled and info.modified_ms > retained_ms:
+                continue
             of = _tick_of(info.key, f"{paths.ROOT}/state/")
             try:
-                if await self._sweep_tick(of):
-                    self._remember(info.key, info.etag)
+                settled = await self._sweep_tick(of)
             except LakebedError as error:
+                settled = False
                 log.warning("tick could not be swept", tick=of.path, error=error.message)
+            if not settled:
+                still_open.add(info.key)
+        self._looked_ms, self._open = until_ms, still_open
         await self._sweep_orphans()
         for table in self._audits:
             await table.sweep()
@@ -95,11 +100,6 @@ class TickSweeper:
             # The commit record stays: a late finalize still finds its result there.
             await self._context.store.delete(paths.state(of))
         return not state.parts or state.state == "committed"
-
-    def _remember(self, key: str, etag: str) -> None:
-        if len(self._settled) >= REMEMBERED_MAX:
-            self._settled.clear()
-        self._settled[key] = etag
 
     async def _sweep_orphans(self) -> None:
         known: tuple[TickId | None, TickState] = (None, TickState())

@@ -26,6 +26,7 @@ from lakebed.core.errors import (
     Unavailable,
     Unprocessable,
 )
+from lakebed.core.retry import retry_after_s
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import Secret
 from lakebed.core.tls import client_context
@@ -41,6 +42,8 @@ PAUSE_BASE_S = 0.5
 PAUSE_CAP_S = 60.0
 TIMEOUT_S = 120.0
 TEMPORARY = (408, 425, 429, 502, 503, 504)  # the service is away or busy: not about this tick
+TOLD = (200, 202, 409, 422)  # a gateway answers these with a JSON object; a page is another's, and tells nothing
+NOT_OURS = "not of a gateway: "
 OF_THE_PROJECT = (401, 403)  # the same for all its ticks, until an operator changes the secret
 
 
@@ -132,7 +135,7 @@ class Uploader:
         for _ in range(ROUNDS_MAX):
             answer = await self._try("POST", f"{_tick(packed)}/finalize", content=lambda: packed.manifest.encode())
             if answer.status_code == 200:
-                return msgspec.json.decode(answer.content, type=FinalizeResult)
+                return _committed(answer)
             if answer.status_code == 409 and "missing" in (parts := answer.json()):
                 again = [*parts["mismatched_sha"], *parts.get("unlisted", ())]
                 await asyncio.gather(*(self._try("DELETE", _part(packed, seq)) for seq in again))
@@ -193,11 +196,13 @@ class Uploader:
                 why = f"{type(error).__name__}: {error}"
             else:
                 temporary = answer.status_code >= 500 or answer.status_code in TEMPORARY
-                if not temporary and not (again and await again(answer)):
+                foreign = method != "DELETE" and answer.status_code in TOLD and not isinstance(_json(answer), dict)
+                if not temporary and not foreign and not (again and await again(answer)):
                     return answer
-                status = {"status": answer.status_code}
-                why = f"{answer.status_code} {_message(answer)}"
-                pause_s = max(pause_s, min(PAUSE_CAP_S, float(answer.headers.get("retry-after", "0") or 0)))
+                status = {} if foreign else {"status": answer.status_code}
+                why = f"{answer.status_code} {NOT_OURS if foreign else ''}{_message(answer)}"
+                asked_s = retry_after_s(answer.headers.get("retry-after", ""), self._clock.now_ns() / 1e9) or 0.0
+                pause_s = max(pause_s, min(PAUSE_CAP_S, asked_s))
             await self._clock.sleep(pause_s)
         raise Unavailable(
             f"{method} {path} failed {self._tries_max} times: {why}",
@@ -221,11 +226,25 @@ def _refusal(answer: httpx2.Response) -> Exception:
     return kinds.get(status, Invalid)(f"{status}: {message}", status=status)
 
 
-def _message(answer: httpx2.Response) -> str:
+def _committed(answer: httpx2.Response) -> FinalizeResult:
+    """Raises Unavailable for a 200 that no gateway gives: it commits nothing."""
     try:
-        return str(msgspec.json.decode(answer.content)["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return answer.text[:200]
+        return msgspec.json.decode(answer.content, type=FinalizeResult)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Unavailable(f"200 {NOT_OURS}{_message(answer)}", hint="check the address of the service") from error
+
+
+def _json(answer: httpx2.Response) -> Any:
+    """None for what is no JSON, such as a proxy's page."""
+    try:
+        return msgspec.json.decode(answer.content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _message(answer: httpx2.Response) -> str:
+    found = _json(answer)
+    return str(found["message"]) if isinstance(found, dict) and "message" in found else answer.text[:200]
 
 
 def _unchanged(file: Path, size: int) -> None:

@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import uvloop
@@ -30,6 +31,10 @@ from lakebed.wiring.worker_supervisor import SupervisedWorkers, WorkerSupervisor
 
 # Requests leave few cycles behind: collecting every 700 allocations, Python's default, took a tenth of the CPU.
 GC_THRESHOLDS = (20_000, 20, 50)
+
+# Jobs of Spark block a thread each. Python's default, cores and four, is less than the jobs of one worker: the calls
+# that keep their messages hidden would wait behind them. Threads are started as they are needed.
+BLOCKED_MAX = 64
 
 log = logger("work")
 
@@ -86,8 +91,14 @@ async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Read
 
 def work(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Ready], None] = lambda _: None) -> None:
     """Runs the parts' workers (all of them by default) until SIGTERM or SIGINT, then cancels and drains them."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=_loop_for_jobs) as runner:
         runner.run(_work(settings, parts, ready))
+
+
+def _loop_for_jobs() -> asyncio.AbstractEventLoop:
+    loop = uvloop.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(BLOCKED_MAX, thread_name_prefix="work"))
+    return loop
 
 
 async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:

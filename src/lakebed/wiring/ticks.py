@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,7 @@ from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.pipeline.settings import PipelineSettings
-from lakebed.pipeline.workers import maintenance_workers, pipeline_loops, retention_workers
+from lakebed.pipeline.workers import maintenance_workers, pipeline_loops, repeated, retention_workers
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
@@ -87,7 +88,11 @@ def silver_workers(context: Context) -> Sequence[Worker]:
     async def run() -> None:
         if context.settings.of(PipelineSettings).contracts and not twin:
             await flow.warm()  # without contracts nothing needs Spark, and the gateway's is enough for a whole stack
-        loops = [dispatch.run, *pipeline_loops(context, flow.open)]
+        loops = pipeline_loops(context, flow.open)
+        # alone, its error restarts the worker; beside others, a restart would cut what they do
+        loops.append(
+            partial(repeated, context, "ticks could not be dispatched", dispatch.run) if loops else dispatch.run
+        )
         tasks = [asyncio.create_task(loop()) for loop in loops]
         try:
             await asyncio.gather(*tasks)

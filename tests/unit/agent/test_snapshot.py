@@ -93,6 +93,27 @@ async def test_a_change_is_passed_on_once_and_kept_before(tmp_path: Path) -> Non
     assert [(STALE, True), (STALE, False)] == alerts
 
 
+async def test_a_change_that_a_listener_could_not_take_is_passed_on_again(tmp_path: Path) -> None:
+    """One folder of ticks must not stay pointed at the old address while the agent believes that it has changed."""
+    snapshot = snapshot_of(Hub("http://one"), tmp_path)
+    taken: list[str] = []
+
+    async def fails_once(config: AgentConfig) -> None:
+        taken.append("tried")
+        if len(taken) == 1:
+            raise OSError("the certificate cannot be read")
+
+    async def other(config: AgentConfig) -> None:
+        taken.append("other")
+
+    snapshot.listen(fails_once)
+    snapshot.listen(other)
+    for _ in range(3):
+        await snapshot.refresh()
+
+    assert ["tried", "tried", "other"] == taken
+
+
 async def test_a_damaged_copy_is_like_none(tmp_path: Path) -> None:
     """The agent then starts with its own settings until the URL answers."""
     (tmp_path / FILE).write_bytes(b"{half")

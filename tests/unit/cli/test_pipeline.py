@@ -376,6 +376,16 @@ def test_a_window_is_a_window_and_an_unknown_model_is_refused_with_the_nearest(s
     assert exits.OK not in (wrong[0], moment[0])
 
 
+@pytest.mark.parametrize("named", ["spent_by_customer", "spent_by_customer+", "gold.spent_by_customer+"])
+def test_a_window_is_for_the_model_however_it_is_named(shell: Shell, ran: Ran, named: str) -> None:
+    """With its layer too: otherwise the run would say that nothing moved, and the window would not be made again."""
+    Ran.reports = []
+
+    shell("pipeline", "run", named, "--from", "2026-11-01", "--org", "acme")
+
+    assert [["spent_by_customer"]] == [each["filled"] for each in Ran.asked]
+
+
 def test_a_load_runs_all_models_after_it(shell: Shell, loads: type[Loads], ran: Ran) -> None:
     """One document has both; a model that failed fails the command."""
     loads.runs, Ran.reports = [[SOUND], [SOUND]], [ModelReport("spent_by_customer", "made")]

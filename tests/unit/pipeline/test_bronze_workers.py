@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -12,11 +13,19 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.errors import Corrupt, Invalid, Unavailable
 from lakebed.core.feed import Limit
 from lakebed.core.settings import load
+from lakebed.pipeline.bronze import ingestion
 from lakebed.pipeline.settings import BronzeSettings
-from lakebed.pipeline.workers import PAUSE_S, maintenance_workers, pipeline_loops
+from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.pipeline.workers import (
+    FIRST_UPKEEP_S,
+    PAUSE_S,
+    maintenance_workers,
+    pipeline_loops,
+    retention_workers,
+)
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import sections, workers
 
@@ -79,6 +88,80 @@ async def test_a_load_that_fails_is_tried_again_and_stops_nothing_beside_it(manu
         await running
 
     assert all(later - earlier >= PAUSE_S for earlier, later in pairwise(tried))
+
+
+async def test_no_source_waits_for_the_load_of_a_slower_one(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One topic has a backlog of hours, and one fails each time: samples are loaded at their interval."""
+    released, ran = threading.Event(), list[str]()
+
+    class Loads:
+        sources, refined = ("topic.slow", "topic.bad", "batches.samples"), None
+
+        def __init__(self, context: Any, runner: Any) -> None: ...
+
+        def run(self, *, only: list[str]) -> list[Any]:
+            ran.extend(only)
+            if only == ["topic.slow"]:
+                released.wait(60)
+            if only == ["topic.bad"]:
+                raise Corrupt("a slice is damaged")
+            return []
+
+    async def opened() -> Any: ...
+
+    monkeypatch.setattr(ingestion, "Ingestion", Loads)
+    context = msgspec.structs.replace(context_of(run_every_s=30), clock=manual_clock)
+    (loop,) = pipeline_loops(context, opened)
+    running = asyncio.create_task(loop())
+    try:
+        async with asyncio.timeout(20):
+            while ran.count("batches.samples") < 3 or ran.count("topic.bad") < 2:
+                await manual_clock.advance(1.0)
+                await asyncio.sleep(0.001)
+    finally:
+        released.set()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert 1 == ran.count("topic.slow")
+
+
+@pytest.mark.parametrize("made", [retention_workers, maintenance_workers])
+async def test_upkeep_begins_soon_after_a_start_and_then_keeps_its_interval(
+    made: Any, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is deployed every day would never come to what is done once a day."""
+    ran: list[float] = []
+
+    def noted(self: Any) -> list[Any]:
+        ran.append(manual_clock.monotonic_s())
+        return []
+
+    async def none(*given: Any) -> dict[str, int]:
+        return {}
+
+    monkeypatch.setattr(TableMaintenance, "expire", noted)
+    monkeypatch.setattr(TableMaintenance, "compact", noted)
+    monkeypatch.setattr(TableMaintenance, "vacuum", lambda self: [])
+    monkeypatch.setattr("lakebed.pipeline.runner.vacuum_tables", none)
+    interval = {"bronze.upkeep_every_s": 7200, "pipeline.retention_interval_s": 7200}
+    settings = load(sections(), stack={"store.url": "memory:", **interval})
+    context = msgspec.structs.replace(make_context(settings, role="test"), clock=manual_clock)
+    began = manual_clock.monotonic_s()
+    running = asyncio.create_task(made(context)[0].run())
+    try:
+        async with asyncio.timeout(20):
+            while len(ran) < 2:
+                await manual_clock.advance(60.0)
+                await asyncio.sleep(0.001)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert FIRST_UPKEEP_S <= ran[0] - began < FIRST_UPKEEP_S + 600
+    assert 7200 <= ran[1] - ran[0] < 7800
 
 
 def test_settings_are_limits_of_a_step() -> None:

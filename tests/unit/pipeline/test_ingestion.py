@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from lakebed.core.context import Context
-from lakebed.core.errors import NotFound, Unavailable
+from lakebed.core.errors import Corrupt, LakebedError, NotFound, Unavailable
 from lakebed.core.feed import Limit
 from lakebed.core.runs import RunReader
 from lakebed.core.settings import load
@@ -39,6 +39,7 @@ class Yard:
         self.asked: list[tuple[str, Any]] = []
         self.again: IngestReport | None = None
         self.error: Exception | None = None
+        self.errors: dict[str, Exception] = {}
         yard = self
 
         class Samples:
@@ -59,6 +60,8 @@ class Yard:
 
             def __init__(self, spark: Any, context: Context, made: Any) -> None:
                 yard.asked.append(("topic", made.topic))
+                if error := yard.errors.get(f"topic.{made.contract.table}"):
+                    raise error
 
             def step(self, limit: Limit) -> IngestReport | None:
                 return yard.next("bronze/topics/lake/clicks", limit)
@@ -198,6 +201,23 @@ def test_what_spark_could_not_finish_is_retried_and_a_missing_folder_is_not(yard
         Ingestion(context_of(tmp_path / "nowhere"))
 
     assert 5.0 == caught.value.retry_after_s
+
+
+def test_a_source_that_fails_stops_no_other_and_no_silver(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three fails, for reasons of Spark or of its own: the others are loaded and go on; then it is told."""
+    for name in ("clicks", "orders"):
+        (tmp_path / f"{name}.yaml").write_text(CLICKS.replace("clicks", name))
+    ingestion = Ingestion(context_of(tmp_path))
+    refined: list[list[str]] = []
+    monkeypatch.setattr(Ingestion, "_refine", lambda self, tables: refined.append(sorted(tables)))
+    for error in (PySparkException("lost an executor"), Corrupt("a slice is damaged")):
+        yard.errors = {"topic.clicks": error}
+        with pytest.raises(LakebedError, match=r"lost an executor|a slice is damaged"):
+            ingestion.run()
+
+    assert [[SAMPLES_WORD, "topic.orders"]] * 2 == refined
 
 
 def test_what_was_loaded_goes_on_to_silver_where_a_contract_names_it(

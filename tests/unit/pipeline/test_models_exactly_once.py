@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import LakebedError, OutcomeUnknown
+from lakebed.core.errors import Invalid, LakebedError, OutcomeUnknown
 from lakebed.core.ids import Ids
-from lakebed.delta.model import DataFile, Snapshot, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.models import changes, expectations, job
 from lakebed.pipeline.models.definition import Model
@@ -24,7 +24,7 @@ from lakebed.pipeline.models.expectations import ExpectationCounts
 from lakebed.pipeline.models.folder import sql_model
 from lakebed.pipeline.models.graph import graph_of
 from lakebed.pipeline.models.job import ModelRunner
-from lakebed.pipeline.models.plan import CUT_OFF
+from lakebed.pipeline.models.plan import CUT_OFF, Window
 from lakebed.pipeline.models.runs import ModelReport
 from lakebed.pipeline.tables import files
 from lakebed.pipeline.tables.table import Table
@@ -63,6 +63,10 @@ class ArrowTable(Table):
         state = self.snapshot(version)
         return self.rows_of(state.files, self.columns_of(state), state)
 
+    def readable(self, after: int, until: int, *, joined: bool = True) -> bool:
+        kept = (Path(self.location.uri(key_of(self.spec.root, file.path))) for file in self.snapshot(until).files)
+        return all(file.exists() for file in kept)
+
     def rows_of(self, chosen: Sequence[DataFile], columns: Sequence[str], state: Snapshot, **_: Any) -> Any:
         read = [
             files.read_file(self.location, self.location.filesystem(), self.spec.root, one.path, ARROW)
@@ -81,7 +85,7 @@ class Project:
     """Silver orders, and one model over their changes; `quarantines` are the totals that it does not want."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
-        self.store, self.location = MemoryStore(clock=ManualClock()), Folder.at(folder)
+        self.store, self.location, self.folder = MemoryStore(clock=ManualClock()), Folder.at(folder), folder
         self.graph = graph_of([model], {"orders"})
         spec = TableSpec("silver/acme/shop/orders", ORDERS, keys=("id",))
         self.orders = ArrowTable(None, spec, runtime_on(self.store, ManualClock(), Ids()), location=self.location)
@@ -94,9 +98,22 @@ class Project:
     def add(self, *rows: tuple[int, int]) -> None:
         self.orders.append_files(self.orders.write(Rows(pa.Table.from_pylist([_row(*row) for row in rows], ARROW))))
 
-    def run(self, store: Any = None) -> ModelReport:
+    def has(self, key: str) -> bool:
+        return any(key.endswith(each.name) for each in self.folder.rglob("*.parquet"))
+
+    def rewrite_and_vacuum(self, *rows: tuple[int, int]) -> None:
+        """The same rows and these in one new file, as after a compaction and a week; the former files are deleted."""
+        former = [file.path for file in self.orders.snapshot().files]
+        held = [tuple(row.values()) for row in self.orders.read().table.to_pylist()]
+        self.orders.replace(Rows(pa.Table.from_pylist([_row(*row) for row in (*held, *rows)], ARROW)))
+        for file in self.folder.rglob("*.parquet"):
+            if any(path.endswith(file.name) for path in former):
+                file.unlink()
+
+    def run(self, store: Any = None, window: Window | None = None, full_refresh: bool = False) -> ModelReport:
         runtime = runtime_on(store or self.store, ManualClock(), Ids())
-        reports, error = Runner(None, self.graph, runtime, location=self.location).run("acme", "shop")
+        runner = Runner(None, self.graph, runtime, location=self.location)
+        reports, error = runner.run("acme", "shop", window=window, full_refresh=full_refresh)
         if error is not None:
             raise error
         return reports[0]
@@ -260,3 +277,65 @@ def test_the_run_that_finishes_what_was_cut_off_says_so(tmp_path: Path, monkeypa
 
     assert ("made", "increment", CUT_OFF) == (report.state, report.mode, report.reason)
     assert (2, 1, 1) == (report.rows_in, report.rows, report.quarantined)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_was_cut_off_is_finished_though_vacuum_took_its_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Days later its sources have other files: the table is made of what they have now, and goes on from there."""
+    monkeypatch.setattr(expectations, "QUARANTINE_SCHEMA", from_arrow_schema(ARROW))
+    project = Project(tmp_path, monkeypatch, sql_model("spent", EXPECT + MERGE))
+
+    async def there(store: Any, key: str) -> bool:
+        return project.has(key)
+
+    monkeypatch.setattr(changes, "exists", there)
+    project.add((1, 10), (2, -20))
+    if not first:
+        project.run()
+        project.add((3, 30), (4, -40))
+    with pytest.raises(LakebedError):
+        project.run(LostAnswers(project.store, "quarantine/"))
+    project.rewrite_and_vacuum((5, 50))
+
+    report = project.run()
+    rows = [(1, 10), (2, -20), (5, 50)] if first else [(1, 10), (2, -20), (3, 30), (4, -40), (5, 50)]
+
+    assert ("made", "refresh") == (report.state, report.mode)
+    assert "deleted by vacuum" in report.reason
+    assert rows == sorted(project.rows() + project.rows("quarantine"))
+    assert "unchanged" == project.run().state
+    project.add((6, 60))
+    assert ("made", "increment") == ((later := project.run()).state, later.mode)
+
+
+def test_a_backfill_of_versions_that_vacuum_took_computes_the_table_from_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The versions that the table was made from may be old: its command does not fail for ever."""
+    project = Project(tmp_path, monkeypatch, sql_model("spent", f"-- time: id\n{MERGE}"))
+    project.add((1, 10))
+    project.run()
+    project.rewrite_and_vacuum((2, 20))
+
+    report = project.run(window=Window("0", "9"))
+
+    assert ("made", "refresh", [(1, 10), (2, 20)]) == (report.state, report.mode, project.rows())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_merge_with_a_key_twice_publishes_nothing_in_its_first_run_and_in_a_refresh_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """As in every later run: a table with a key twice would be wrong for all that pair its rows by key."""
+    project = Project(tmp_path, monkeypatch, sql_model("spent", MERGE))
+    if full:
+        project.add((1, 10))
+        project.run()
+    project.add((2, 20), (2, 21))
+
+    with pytest.raises(Invalid, match="id more than once"):
+        project.run(full_refresh=full)
+
+    assert ([(1, 10)] if full else []) == project.rows()

@@ -191,3 +191,18 @@ def test_what_decides_rows_besides_the_code_makes_another_table(header: str) -> 
 
     assert plain.sha256 != made(f"-- incremental: merge\n-- keys: id\n-- {header}").sha256
     assert plain.sha256 == made("-- incremental: merge\n-- keys: id\n-- every: 5m\n-- comment: other").sha256
+
+
+def test_what_sql_means_is_its_code_and_how_it_is_laid_out_is_not() -> None:
+    """Blanks in a literal decide rows; comments and lines do not, wherever they stand. A text of before keeps its
+    code, so that no table is made again by an upgrade.
+    """
+
+    def code(text: str) -> str:
+        return sql_model("spent", text).code
+
+    plain = "select id, 'a  b' as note from {{ ref('orders') }}"
+    assert code(plain) != code(plain.replace("a  b", "a b"))
+    assert code(plain) == code(plain.replace(" as", " -- why\n  as").replace("select", "select /* all */"))
+    assert code("select a, -- b,\n c from silver.orders") != code("select a, -- b, c\n from silver.orders")
+    assert "select id, total*2 from silver.orders" == code("select id,\n\ttotal*2\nfrom silver.orders;\n")

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Overloaded
+from lakebed.core.errors import Corrupt, Overloaded
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, SliceRead
 from lakebed.delta.log import log_key
-from lakebed.delta.model import Snapshot, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec
 from lakebed.pipeline.bronze import samples as module
 from lakebed.pipeline.bronze.numbering import SampleWork, StepNote, note_of
 from lakebed.pipeline.bronze.runs import QuarantinedObject
@@ -314,6 +314,34 @@ def test_notes_are_read_back_as_far_as_two_overlaps_and_cached(manual_clock: Man
 
     assert [4100, 4000, 2000] == [note.offset["through_ns"] // S for note in known]
     assert (4, 4) == (first, len(reads))
+
+
+@pytest.mark.parametrize("kept", [3, 4])
+def test_a_log_that_was_cleaned_up_behind_the_last_steps_stops_no_load(manual_clock: ManualClock, kept: int) -> None:
+    """A load a month: the entries of the load before are gone. The last note is then the table's own."""
+    loader = Loader(manual_clock)
+    note = note_of({"through_ns": 4100 * S, "late_ms": 0}, [], 0)
+    text = msgspec.json.encode(note).decode()
+
+    async def fill() -> None:
+        for version, said in ((3, {"userMetadata": text}), (4, {"lakebedNote": text})):
+            if version >= kept:
+                entry = msgspec.json.encode({"commitInfo": said})
+                await loader._context.store.create(log_key(loader._spec.root, version), entry)
+
+    asyncio.run(fill())
+
+    assert [note] == SampleLoader._known(loader, Snapshot(version=4, note=text))
+
+
+def test_a_load_that_lost_its_place_does_not_begin_again(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are in the table, and nothing says which: all of them again would be doubles."""
+    loader.step(Limit())
+    loader.fake.state = msgspec.structs.replace(loader.fake.state, files=(DataFile("part", 9, 30),))
+    monkeypatch.setattr(Loader, "_known", lambda self, state: [])
+
+    with pytest.raises(Corrupt, match="names no place"):
+        loader.step(Limit())
 
 
 def test_a_large_task_is_reported_in_parts_and_each_problem_once(monkeypatch: pytest.MonkeyPatch) -> None:

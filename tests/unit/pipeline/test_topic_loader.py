@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.core.errors import Overloaded, Unavailable
+from lakebed.core.errors import Conflict, Overloaded, Unavailable
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset
 from lakebed.core.settings import load
 from lakebed.delta.log import Commit, encode, log_key
@@ -105,6 +105,22 @@ def test_a_topic_is_read_from_the_offsets_in_its_table_to_its_end() -> None:
         note.offset for note in loader.notes
     ]
     assert {SOURCE: 2} == loader.fake.state.applied
+
+
+def test_a_topic_that_was_made_again_and_ends_before_its_table_is_told() -> None:
+    """Deleted for longer than its tombstone stands, its offsets begin anew: its first records would be passed over,
+    and nothing would show it. A partition that is gone alone is no such thing.
+    """
+    topic = FakeTopic(p0=5, p1=2)
+    loader = Loader(topic)
+    loader.step(Limit())
+    del topic.ends["1"]
+    assert loader.step(Limit()) is None
+
+    topic.ends["0"] = 3
+
+    with pytest.raises(Conflict, match=r"partition 0 .* ends at 3.* up to 5"):
+        loader.step(Limit())
 
 
 @pytest.mark.parametrize("bad_rows", [0, 2])

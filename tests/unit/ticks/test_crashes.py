@@ -17,6 +17,7 @@ from lakebed.ticks import paths
 from lakebed.ticks.audit import COMMITTED, AuditRow
 from lakebed.ticks.audit.bucket import BucketAudit
 from lakebed.ticks.fakes import FakeBronze
+from lakebed.ticks.finalizer import FOOTERS_AT_ONCE
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
 from support.tick_fixtures import ORG, PROJECT, TICK, CountingBronze, Service, context_of, manifest, parquet, serving
@@ -119,6 +120,31 @@ async def test_parts_that_were_there_before_a_crash_are_not_sent_again(service: 
 
     assert (200, 202, 200) == (present.status_code, missing.status_code, done.status_code)
     assert 2 == done.json()["rows_inserted"]
+
+
+async def test_footers_of_many_parts_are_read_side_by_side(service: Service) -> None:
+    """A tick of 2,000 parts must be verified within the time of a finalize: one by one they alone take longer."""
+    bodies = {seq: parquet([seq]) for seq in range(1, 25)}
+    for seq, data in bodies.items():
+        assert 202 == (await service.put(seq, data)).status_code
+    store: Any = service.context.store
+    at_once = most = 0
+    get_range = store.get_range
+
+    async def slow(*given: Any) -> bytes:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        found: bytes = await get_range(*given)
+        return found
+
+    store.get_range = slow
+    answer = await service.finalize(manifest(bodies, dict.fromkeys(bodies, 1)))
+
+    assert (200, 24) == (answer.status_code, answer.json()["rows_inserted"])
+    assert FOOTERS_AT_ONCE == most
 
 
 async def test_a_part_whose_bytes_are_gone_is_missing_and_can_be_put_again(service: Service) -> None:

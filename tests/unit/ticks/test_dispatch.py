@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Conflict, NotFound, Unavailable
 from lakebed.store.memory import MemoryStore
-from lakebed.ticks import commit_times, dispatcher
+from lakebed.ticks import commit_times, dispatcher, paths
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow, AuditTable
 from lakebed.ticks.auditor import OVERLAP_MS, DispatchAuditor
@@ -310,6 +311,43 @@ async def test_an_outage_of_minutes_makes_no_dead_letter(fleet: Fleet) -> None:
     row = await fleet.dispatched.get(TickId("o", "p", "t1"))
     assert row is not None
     assert ("done", 0) == (row.state, (await fleet.queue.depth()).dead)
+
+
+async def test_messages_that_are_in_hand_are_dispatched_when_the_next_receive_fails(fleet: Fleet) -> None:
+    """Otherwise they would be hidden for a whole visibility timeout, and one of their receives would be gone."""
+    flaky = Guarded(fleet.queue)
+    made = Dispatcher(fleet.context, queue=flaky, dispatched=fleet.dispatched, job=fleet.job)
+    await fleet.queue.send(message("t1"))
+
+    def fail_second(*args: object) -> None:
+        if flaky.calls["receive"] > 1:
+            raise Unavailable("the queue is away")
+
+    flaky.bend = fail_second
+    await fleet.round(made)
+
+    assert [("o", "p", ["t1"])] == fleet.job.runs
+
+
+async def test_messages_of_one_shard_are_received_when_another_fails(fleet: Fleet) -> None:
+    """The bucket's queue reads one shard after the other: what it has taken is not lost with the error."""
+    for number in range(20):
+        await fleet.queue.send(message("t1", f"p{number}"))
+    flaky: Any = Guarded(fleet.store)
+    last = paths.queue(3)
+
+    def fail_last(*args: object) -> None:
+        if args and args[0] == last:
+            raise Unavailable("a shard is away")
+
+    flaky.bend = fail_last
+    flaky.list = fleet.store.list
+    queue = open_queue(context_of(flaky, clock=fleet.clock, visibility_timeout_s=60))
+    received = await queue.receive(100)
+
+    assert 0 < len(received) < 20
+    with pytest.raises(Unavailable):
+        await queue.receive(100)  # nothing else is left: the error is told
 
 
 async def test_a_message_that_cannot_be_read_does_not_stop_the_others(fleet: Fleet) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt
 from lakebed.ticks.folder_uploader import REFUSED, SENT, STUCK
 from lakebed.ticks.model import BronzeTick
 from lakebed.ticks.outbox import REFUSALS_MAX, REFUSED_MS, Outbox
@@ -194,6 +195,24 @@ async def test_a_file_changed_in_place_is_failed_manual_at_once(site: Site) -> N
     (left,) = site.outbox.waiting()
     assert (1, "failed_manual", "file_changed") == (committed, left.state, left.error_class)
     assert {0: 1} == site.outbox.attempts("a-bad")
+
+
+async def test_a_file_of_the_outbox_that_does_not_decode_delays_no_other(site: Site) -> None:
+    """Of a damaged disk, or of a later version of the agent: it is told, kept, and the others are committed."""
+    site.drop("a-bad", [1])
+    uploader = site.courier()
+    await asyncio.to_thread(uploader._pack_ready)
+    (file,) = (site.root / "outbox").glob("*.tick.json")
+    file.write_bytes(b"{half")
+    site.drop("b-good", [2])
+
+    committed = await uploader.round()
+    again = await uploader.round()
+
+    assert (1, 0, b"{half") == (committed, again, file.read_bytes())
+    assert (True, [STUCK]) == ("does not decode" in site.alerts[STUCK], list(site.alerts))
+    with pytest.raises(Corrupt):
+        list(site.outbox.waiting())  # a command says so
 
 
 async def test_attempts_are_counted_for_each_part_and_survive_the_process(site: Site) -> None:

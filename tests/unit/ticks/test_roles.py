@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +293,31 @@ async def test_a_refusal_is_not_tried_again(status: int, error: type[Exception])
         assert "rows_refused" == caught.value.detail["error_class"]
 
 
+@pytest.mark.parametrize("status", [200, 409, 422])
+async def test_an_answer_that_no_gateway_gives_is_not_of_this_tick(status: int) -> None:
+    """The page of a proxy or a hotel's network: never committed, and never for a person; it is tried again."""
+    page = httpx2.Response(status, text="<html>Sign in</html>")
+    made, seen, pauses = requests([page, OK])
+    result = await made.upload(EMPTY)
+    always, _, _ = requests([page])
+    with pytest.raises(Unavailable, match="not of a gateway") as caught:
+        await always.upload(EMPTY)
+
+    assert ("t-1", 2, [0.5]) == (result.tick_id, len(seen), pauses)
+    assert uploader.is_away(caught.value)  # no hour of it makes the tick failed_manual, and another address is tried
+
+
+async def test_a_retry_after_may_be_a_date_or_nonsense() -> None:
+    """Proxies send dates; what cannot be read is no reason to end."""
+    clock_s = NoWait().now_ns() / 1e9
+    for text, least in ((format_datetime(datetime.fromtimestamp(clock_s + 30, UTC), usegmt=True), 20.0), ("soon", 0.5)):
+        made, _, pauses = requests([httpx2.Response(503, headers={"retry-after": text}), OK])
+        result = await made.upload(EMPTY)
+
+        assert "t-1" == result.tick_id
+        assert least <= pauses[0] <= least + 11
+
+
 async def test_a_tick_that_is_never_whole_is_for_a_person() -> None:
     """After so many rounds of named parts; each round deletes what is unlisted."""
     named = httpx2.Response(409, json={"missing": [], "mismatched_sha": [], "unlisted": [7]})
@@ -537,6 +564,40 @@ async def test_the_sweeper_leaves_young_states_unread_and_remembers_settled_ones
     assert (0, True, old) == (young, old > 0, settled)
     assert [] == [key for key in keys if "/state/" in key]
     assert 1 == sum("/commits/" in key for key in keys)
+
+
+async def test_a_sweep_reads_what_may_still_change_however_many_states_are_kept(manual_clock: ManualClock) -> None:
+    """A settled state is read once; nothing is remembered of it, so there is no number of ticks that is too many."""
+    async with serving(context_of(clock=manual_clock, finalizing_s=100.0)) as service:
+        for number in range(5):
+            assert 200 == (await service.finalize(await service.upload(f"t-{number}"), tick=f"t-{number}")).status_code
+        await service.upload("open")
+        store: Any = service.context.store
+        reads: list[str] = []
+        get = store.get
+
+        async def counted(key: str) -> Any:
+            reads.append(key)
+            return await get(key)
+
+        store.get = counted
+        sweeper = TickSweeper(service.context)
+        await manual_clock.advance(101.0)
+        await sweeper.round()
+        first = {key for key in reads if "/state/" in key}
+        reads.clear()
+        await manual_clock.advance(101.0)
+        await sweeper.round()
+        second = {key for key in reads if "/state/" in key}
+        await service.upload("late")
+        await manual_clock.advance(101.0)
+        reads.clear()
+        await sweeper.round()
+
+    assert (6, {paths.state(TickId(ORG, PROJECT, "open"))}) == (len(first), second)
+    third = {key for key in reads if "/state/" in key}
+    assert {paths.state(TickId(ORG, PROJECT, name)) for name in ("open", "late")} == third
+    assert 2 == len(sweeper._open)
 
 
 async def test_a_vault_tells_no_stranger_what_was_wrong(manual_clock: ManualClock) -> None:

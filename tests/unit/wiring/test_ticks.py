@@ -20,6 +20,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverTick
 from lakebed.ticks.routes import TicksRoutes
+from lakebed.wiring import ticks as wiring
 from lakebed.wiring.parts import sections
 from lakebed.wiring.ticks import SparkBronze, SparkFlow, SparkSilver, WarmTicks, component, silver_workers, workers
 from support.tick_fixtures import context_of as ticks_context
@@ -52,6 +53,34 @@ async def test_workers_start_spark_only_where_silver_has_contracts(
 
     with pytest.raises(Unavailable, match=f"warmed {times} times"):
         await worker.run()
+
+
+async def test_a_queue_that_is_away_cuts_no_load_and_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher fails and is tried again beside them: they are started once."""
+    started: list[str] = []
+    tried_again = asyncio.Event()
+
+    async def dispatch(self: Dispatcher) -> None:
+        started.append("dispatch")
+        if len(started) > 2:
+            tried_again.set()
+        raise Unavailable("the queue is away")
+
+    async def load() -> None:
+        started.append("load")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Dispatcher, "run", dispatch)
+    monkeypatch.setattr(wiring, "pipeline_loops", lambda context, opened: [load])
+    (worker,) = silver_workers(context_of(""))
+    running = asyncio.ensure_future(worker.run())
+    async with asyncio.timeout(60):
+        await asyncio.wait([running, asyncio.ensure_future(tried_again.wait())], return_when=asyncio.FIRST_COMPLETED)
+    alive = not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert (True, 1) == (alive, started.count("load"))
 
 
 async def test_a_tick_without_a_contract_is_done_without_spark() -> None:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from lakebed.core.context import Context
-from lakebed.core.errors import NotFound, Unavailable
+from lakebed.core.errors import LakebedError, NotFound, Unavailable
 from lakebed.core.feed import Limit
+from lakebed.core.logs import logger
 from lakebed.core.runs import ActiveRun
 from lakebed.pipeline.bronze.payloads import TopicContract, read_topic_contracts
 from lakebed.pipeline.bronze.places import LAKE, SAMPLES, source_of, word_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 SAMPLES_WORD = word_of(SAMPLES)
 STEPS_MAX = 10_000  # of one table in one run
+log = logger("bronze")
 
 
 class Ingestion:
@@ -61,6 +64,11 @@ class Ingestion:
         """The topics and queues that are loaded, as a silver contract names them."""
         return [_word(made) for made in self._contracts]
 
+    @property
+    def sources(self) -> list[str]:
+        """Everything that is loaded, in order."""
+        return [*([SAMPLES_WORD] if self._settings.samples else []), *self.words]
+
     def lags(self, words: Collection[str]) -> dict[str, int]:
         """How many records of each of these topics and queues are not in bronze yet. Needs no Spark."""
 
@@ -81,37 +89,49 @@ class Ingestion:
 
         `only` are words such as `topic.orders`: nothing else is loaded.
         With `retry`, quarantined batches are read again, and loaded if they can be read.
-        Raises Unavailable when Spark or the store fails: what was committed stays, and the next run continues.
+        A source that fails stops no other: its error is raised at the end, Unavailable when Spark or the store failed.
+        What was committed stays, and the next run continues.
         """
         began_s = self._context.clock.monotonic_s()
         spark = open_session(self._context.settings.of(SparkSettings))
         reports: list[IngestReport] = []
         tables: dict[str, Table] = {}
-        try:
-            if self._settings.samples and (only is None or SAMPLES_WORD in only):
-                samples = self._samples or SampleLoader(spark, self._context, overlap_s=self._settings.overlap_s)
-                self._samples = samples  # it caches the notes that it has read
-                with self._job(samples.table.spec.name, SAMPLES_WORD) as (job, run):
-                    again = samples.retry(self._settings.limit) if retry else None
-                    report = self._drain(samples.table.spec.name, samples.step, on_step, run)
-                    report = again.plus(report) if again else report
-                    _trace(job, run, "accepted/v1", report)
+        failed: LakebedError | None = None
+        for word in (each for each in self.sources if only is None or each in only):
+            try:
+                with _spark_errors():
+                    report, tables[word] = self._load(spark, word, on_step, retry=retry)
                 reports.append(report)
-                tables[SAMPLES_WORD] = samples.table
-            for made in (each for each in self._contracts if only is None or _word(each) in only):
-                topic = TopicLoader(spark, self._context, made)
-                with self._job(topic.table.spec.name, _word(made)) as (job, run):
-                    report = self._drain(topic.table.spec.name, topic.step, on_step, run)
-                    _trace(job, run, f"{'llog' if made.kind == 'topic' else 'ingest'}/{made.topic}", report)
-                reports.append(report)
-                tables[_word(made)] = topic.table
+            except LakebedError as error:
+                log.warning("a source was not loaded", source=word, error=error.message)
+                failed = failed or error
+        with _spark_errors():
             self._refine(tables)
-        except PySparkException as error:
-            raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
+        if failed is not None:
+            raise failed
         self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
             self._context.clock.monotonic_s() - began_s
         )
         return reports
+
+    def _load(
+        self, spark: SparkSession, word: str, on_step: Callable[[IngestReport], None], *, retry: bool
+    ) -> tuple[IngestReport, Table]:
+        if word == SAMPLES_WORD:
+            samples = self._samples or SampleLoader(spark, self._context, overlap_s=self._settings.overlap_s)
+            self._samples = samples  # it caches the notes that it has read
+            with self._job(samples.table.spec.name, word) as (job, run):
+                again = samples.retry(self._settings.limit) if retry else None
+                report = self._drain(samples.table.spec.name, samples.step, on_step, run)
+                report = again.plus(report) if again else report
+                _trace(job, run, "accepted/v1", report)
+            return report, samples.table
+        made = next(each for each in self._contracts if _word(each) == word)
+        topic = TopicLoader(spark, self._context, made)
+        with self._job(topic.table.spec.name, word) as (job, run):
+            report = self._drain(topic.table.spec.name, topic.step, on_step, run)
+            _trace(job, run, f"{'llog' if made.kind == 'topic' else 'ingest'}/{made.topic}", report)
+        return report, topic.table
 
     def _refine(self, tables: Mapping[str, Table]) -> None:
         """Brings what was loaded to silver and gold of the lake's own project, exactly once."""
@@ -162,6 +182,14 @@ class Ingestion:
         metrics.counter("lakebed_bronze_unreadable_total").labels(table=report.table).inc(len(report.unreadable))
         metrics.gauge("lakebed_bronze_behind").labels(table=report.table).set(report.behind)
         metrics.gauge("lakebed_bronze_lag_seconds").labels(table=report.table).set(report.lag_s)
+
+
+@contextmanager
+def _spark_errors() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
 
 
 def _word(made: TopicContract) -> str:

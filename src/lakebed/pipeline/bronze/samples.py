@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Overloaded, Stale
+from lakebed.core.errors import Corrupt, NotFound, Overloaded, Stale
 from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset, ahead
 from lakebed.core.settings import Settings
 from lakebed.delta.log import decode, log_key, overlapping
@@ -117,6 +117,11 @@ class SampleLoader:
             state = self.table.snapshot()
             number = state.applied.get(SOURCE, -1)
             known = self._known(state)
+            if number >= 0 and state.files and not known:
+                raise Corrupt(
+                    f"{self._spec.name} has rows of {number + 1} loads, and its log names no place to continue from",
+                    hint="lakebed bronze backfill loads what it lacks of a range",
+                )
             offset = known[0].offset if known else asyncio.run(self._feed.begin())
             looked_ns = self._context.clock.now_ns()
             planned, reached = asyncio.run(plan(offset, known, state, limit, bad))
@@ -213,7 +218,11 @@ class SampleLoader:
             while version >= 0:
                 if version not in self._notes:
                     key = log_key(self._spec.root, version)
-                    self._notes[version] = note_in(decode((await self._context.store.get(key)).data, key))
+                    try:
+                        actions = decode((await self._context.store.get(key)).data, key)
+                    except NotFound:
+                        break  # cleaned up: much older than the overlap, or the table itself has the last note
+                    self._notes[version] = note_in(actions)
                 note = self._notes[version]
                 if note is not None:
                     found.append(note)
@@ -221,7 +230,8 @@ class SampleLoader:
                         break
                 version -= 1
             self._notes = {at: note for at, note in self._notes.items() if at >= version}
-            return found
+            last = note_in([{"commitInfo": {"userMetadata": state.note}}])
+            return found or ([last] if last is not None else [])
 
         return asyncio.run(read())
 

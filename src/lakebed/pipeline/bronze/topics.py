@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Overloaded, Stale
+from lakebed.core.errors import Conflict, Overloaded, Stale
 from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset
 from lakebed.core.settings import Settings
 from lakebed.delta import history
@@ -127,7 +127,8 @@ class TopicLoader:
     def step(self, limit: Limit) -> IngestReport | None:
         """Takes up to `limit` of what the topic has gained, exactly once. None when it has gained nothing.
 
-        Raises BadContract when the table has other types, Overloaded when others keep committing first.
+        Raises BadContract when the table has other types, Conflict when the topic was made again, Overloaded when
+        others keep committing first.
         """
         for _ in range(RACES_MAX):
             state = self.table.snapshot()
@@ -136,6 +137,7 @@ class TopicLoader:
             offset = asyncio.run(self._offset(state))
             reached, pieces, newest = asyncio.run(self._plan(offset, limit))
             if not pieces:
+                asyncio.run(self._check_end(offset))
                 return None
             rows = self._judged(pieces).cache()
             try:
@@ -165,6 +167,22 @@ class TopicLoader:
         reached = await self._feed.reach(offset, limit)
         pieces = await self._feed.slices(offset, reached, FeedFilter())
         return reached, pieces, await self._feed.reach(offset, Limit())
+
+    async def _check_end(self, offset: Offset) -> None:
+        """Raises Conflict when the topic ends before what the table has of it: it was deleted for so long that its
+        offsets begin anew, and the records up to the table's offset would never be loaded.
+        """
+        if self._made.kind != "topic":
+            return
+        ends = await self._feed.reach(await self._feed.begin(), Limit())
+        for n, at in offset.items():
+            if n in ends and ends[n] < at:
+                table = self.table.spec.name
+                raise Conflict(
+                    f"partition {n} of topic {self._made.topic!r} ends at {ends[n]}, but {table} has it up to {at}: "
+                    "the topic was made again",
+                    hint="load it into another table: change `table` in its contract",
+                )
 
     def _judged(self, pieces: Sequence[FeedSlice]) -> DataFrame:
         shares = shared_out(pieces, cores_of(self._spark))

@@ -35,7 +35,7 @@ def changed_rows(store: Store, table: Table, after: int, until: int, *, feed: bo
     """Rows that were written after one version up to another, as they are then; with `feed`, every change of a row
     with its `_change_type`. Raises ChangesGone.
     """
-    state = table.snapshot(until)
+    state = _at(table, until)
     try:
         versions = asyncio.run(file_changes(store, table.spec.root, after, until))
     except NotFound as error:
@@ -49,7 +49,7 @@ def changed_rows(store: Store, table: Table, after: int, until: int, *, feed: bo
     if not state.keys:
         raise ChangesGone(f"version {until} of {table.spec.name} wrote rows again, and it has no keys to pair them by")
     gone, new = apart(_at(table, after), state)
-    _check(store, table, [*gone, *(file for _, files in written or () for file in files)])
+    _check(store, table, [*gone, *(new if written is None else (file for _, files in written for file in files))])
     old = table.rows_of(gone, table.columns_of(state), state)
     if written is not None:
         fresh = _latest(table, written, state)

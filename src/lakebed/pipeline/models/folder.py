@@ -26,7 +26,7 @@ from lakebed.pipeline.models.definition import (
     model_of,
     options_of,
 )
-from lakebed.pipeline.tables.sql_names import rewrite_names
+from lakebed.pipeline.tables.sql_names import on_one_line, rewrite_names
 
 MODELS_MAX = 500
 FILE_BYTES_MAX = 256 * 1024
@@ -88,7 +88,7 @@ def sql_model(name: str, text: str, *, file: str = "") -> Model:
 
     rewrite_names(MARK.sub("`a`", body), _layered, noted)
     inputs = tuple(dict.fromkeys([*marks, *map(ModelInput, names)]))
-    model = Model(name, inputs, options_of(given, where), sql=body, code=" ".join(body.split()), file=where)
+    model = Model(name, inputs, options_of(given, where), sql=body, code=on_one_line(body), file=where)
     model.check()
     return model
 

@@ -33,7 +33,7 @@ class Graph(msgspec.Struct, frozen=True):
         """
         wanted: set[str] = set()
         for pattern in patterns:
-            name = pattern.strip("+").removeprefix("gold.")
+            name = bare(pattern)
             if name not in self.models:
                 raise BadModel(f"there is no model {name!r}", hint=nearest(name, list(self.models)))
             wanted.add(name)
@@ -52,6 +52,11 @@ class Graph(msgspec.Struct, frozen=True):
                 found.add(each)
                 left += self.parents(each)
         return found
+
+
+def bare(pattern: str) -> str:
+    """The model in `gold.spent+`."""
+    return pattern.strip("+").removeprefix("gold.")
 
 
 def graph_of(models: Sequence[Model], silver: Collection[str]) -> Graph:

@@ -201,7 +201,12 @@ class _Run:
             if model.options.incremental == "append":
                 return msgspec.structs.replace(report, state="refused", reason=refused(model, str(error)))
             again = step.refreshed(str(error))
-            report = msgspec.structs.replace(report, mode="refresh", reason=again.reason, after={})
+            if step.pinned:  # at versions of before: as they are now
+                newest = {source: self._open(source).snapshot().version for source in step.sources}
+                again = msgspec.structs.replace(again, sources=newest)
+            report = msgspec.structs.replace(
+                report, mode="refresh", reason=again.reason, sources=again.sources, after={}
+            )
             return self._write(model, again, state, report)
 
     def _write(self, model: Model, step: ModelStep, state: Snapshot, report: ModelReport) -> ModelReport:
@@ -259,6 +264,8 @@ class _Run:
         if one.kind != "table" and step.action == "increment":
             after = step.after[one.source]
             return changed_rows(self._runtime.store, table, after, at, feed=one.kind == "feed")
+        if step.pinned and not table.readable(-1, at):
+            raise ChangesGone(f"a file of version {at} of {table.spec.name} was deleted by vacuum")
         held = table.columns_of(table.snapshot(at))
         window = self._windows.get(model.name) if step.action == "backfill" and one.kind != "table" else None
         chosen = window is not None
@@ -305,7 +312,10 @@ class _Run:
             model.options.incremental,
         )
         if step.action == "refresh":
-            done = target.replace(rows, batch, note=note)
+            files = target.write(rows)
+            if mode == "merge":
+                rewrite.check_keys(target, files)
+            done = target.replace_by(files, batch, note=note)
         elif mode == "replace":
             done = replace_partitions(target, rows, batch, note)
         else:

@@ -69,6 +69,11 @@ class ModelStep(msgspec.Struct, frozen=True):
     def works(self) -> bool:
         return self.action in ("refresh", "increment", "backfill")
 
+    @property
+    def pinned(self) -> bool:
+        """Whether it reads versions of an earlier run, whose files may be gone."""
+        return self.resumed or self.action == "backfill"
+
     def refreshed(self, reason: str) -> ModelStep:
         return msgspec.structs.replace(self, action="refresh", reason=reason, after={}, resumed=False)
 

@@ -241,6 +241,17 @@ def upsert_files(
     return _repeatedly(table, plan, commit, batch)
 
 
+def check_keys(table: Table, written: Sequence[DataFile]) -> None:
+    """Raises Invalid when a key comes twice in the rows of these files, which have the table's spec."""
+    names = list(table.spec.keys)
+    if sum(file.rows for file in written) <= KEYS_MAX or table.spark is None:
+        keys_of(table.spec, table.location, written)
+    else:
+        rows = table.rows_of(written, names, Snapshot(partition_by=table.spec.partition_by))
+        if rows.groupBy(*names).count().filter("count > 1").limit(1).count():
+            raise twice(table.spec)
+
+
 def merged(
     written: Sequence[DataFile],
     rest: Sequence[DataFile],

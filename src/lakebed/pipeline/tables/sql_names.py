@@ -60,6 +60,16 @@ def rewrite_names(text: str, find: Callable[[Sequence[str]], str], views: Callab
     return _rewritten(tokens, find, views, known)
 
 
+def on_one_line(text: str) -> str:
+    """The statement with one blank for each run of blanks, lines and comments; literals stay as they are."""
+    out: list[str] = []
+    for found in _TOKEN.finditer(text):
+        blank = found.lastgroup == "space"
+        if not blank or (out and out[-1] != " "):
+            out.append(" " if blank else found[0])
+    return "".join(out).rstrip()
+
+
 def _rewritten(
     tokens: Sequence[tuple[str, str]],
     find: Callable[[Sequence[str]], str],

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import Overloaded
+from lakebed.core.errors import LakebedError, Overloaded
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
 from lakebed.ticks import paths
@@ -121,7 +121,7 @@ class BucketQueue:
         self._visibility_ms = visibility_timeout_s * 1000
         self._receives_max, self._messages_max = receives_max, messages_max
         self._clock, self._ids = runtime.clock, runtime.ids
-        self._next = 0
+        self._next = -1
         self._shards = [self._register(runtime, n) for n in range(shards)]
 
     @staticmethod
@@ -136,11 +136,16 @@ class BucketQueue:
         return entry.message_id
 
     async def receive(self, count: int = BATCH_MAX) -> Sequence[ReceivedMessage]:
+        """A shard that fails keeps no other's messages back: its error is raised when there are none."""
         taken: list[ReceivedMessage] = []
+        failed: LakebedError | None = None
+        self._next += 1  # no shard is always the last
         for turn in range(len(self._shards)):
             number = (self._next + turn) % len(self._shards)
             receipts = tuple(f"{number}.{self._ids.token()}" for _ in range(count - len(taken)))
-            if receipts:
+            if not receipts:
+                break
+            try:
                 taken += await self._shards[number].change(
                     lambda shard, receipts=receipts: receive(  # type: ignore[misc]
                         shard,
@@ -150,7 +155,10 @@ class BucketQueue:
                         receives_max=self._receives_max,
                     )
                 )
-        self._next += 1  # no shard is always the last
+            except LakebedError as error:
+                failed = error
+        if failed is not None and not taken:
+            raise failed
         return taken
 
     async def delete(self, receipt: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from lakebed.ticks.settings import TicksSettings
 
 DEAD_RETENTION_S = 14 * 86_400  # SQS's longest
 READ_HIDDEN_S = 30  # dead letters that are read become visible again at once, or after this
+READ_WAIT_S = 1  # a short poll asks only some of SQS's hosts, and may find nothing where something is
 GONE = ("ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight")
 
 
@@ -74,7 +76,7 @@ class SqsQueue:
         """Sends first, deletes after: a crash between them leaves a duplicate, never a loss."""
         sqs, url, dead_url = await self._open()
         moved = 0
-        for letter in await self._take_dead(sqs, dead_url, count):
+        for letter in await self._take_dead(sqs, dead_url, count if not tick_id else sys.maxsize):
             if tick_id and not letter.is_of(tick_id):
                 await self._release(sqs, dead_url, letter)
                 continue
@@ -86,10 +88,11 @@ class SqsQueue:
     async def _take_dead(self, sqs: Any, dead_url: str, count: int) -> list[ReceivedMessage]:
         held: dict[str, ReceivedMessage] = {}
         while len(held) < count:
-            page = await _receive(sqs, dead_url, min(BATCH_MAX, count - len(held)), READ_HIDDEN_S)
-            if not page:
-                break
+            page = await _receive(sqs, dead_url, min(BATCH_MAX, count - len(held)), READ_HIDDEN_S, wait_s=READ_WAIT_S)
+            new = {letter.message_id for letter in page} - set(held)
             held |= {letter.message_id: letter for letter in page}
+            if not new:
+                break  # none is left, or the first are visible again
         return list(held.values())
 
     async def _release(self, sqs: Any, dead_url: str, letter: ReceivedMessage) -> None:
@@ -139,14 +142,14 @@ class SqsQueue:
         return url, found["Attributes"]["QueueArn"]
 
 
-async def _receive(sqs: Any, url: str, count: int, hidden_s: int) -> list[ReceivedMessage]:
+async def _receive(sqs: Any, url: str, count: int, hidden_s: int, *, wait_s: int = 0) -> list[ReceivedMessage]:
     found = await aws.call(
         "receive messages",
         sqs.receive_message,
         QueueUrl=url,
         MaxNumberOfMessages=min(count, BATCH_MAX),
         VisibilityTimeout=hidden_s,
-        WaitTimeSeconds=0,
+        WaitTimeSeconds=wait_s,
         AttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
     )
     return [
