@@ -83,7 +83,8 @@ async def _snapshot(store: Store, root: str, version: int | None, known: Snapsho
             return known
         there = await listing(store, root, after=known.version)
         until = there.newest if version is None else version
-        if until <= known.version or there.missing(known.version, until) is None:
+        # Its own version is always there, unless the table was deleted: then another one may have taken its place.
+        if there.newest >= known.version and there.missing(known.version, until) is None:
             return await _replayed(store, root, known, there, max(until, known.version))
     hint = await checkpoint.last(store, root)
     there = await listing(store, root, after=hint if version is None or hint <= version else -1)

@@ -20,11 +20,13 @@ from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of, name_of, path_of
 from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.delta.predicate import parse_predicate
 from lakebed.delta.vacuum import sweep, sweepable
 from lakebed.pipeline.runner import vacuum_tables
 from lakebed.pipeline.tables import compaction, files, merge
 from lakebed.pipeline.tables.files import folder_name
 from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.pipeline.tables.scan import scan
 from lakebed.pipeline.tables.view import Tables
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
@@ -306,3 +308,19 @@ def test_folders_of_partitions_have_only_what_every_engine_encodes_alike(value: 
     assert re.fullmatch(r"[A-Za-z0-9_.% -]+", folder)
     assert value == unquote(folder)
     assert folder.replace("%", "%25").replace(" ", "%20") == path_of(folder)
+
+
+async def test_an_empty_text_is_no_value_of_a_partition(tmp_path: Path) -> None:
+    """Delta's rule for every type: delta-rs writes one as it is, and reads a null."""
+    written(tmp_path / "tables/t", ["", None, "x"])
+    store = MemoryStore(clock=ManualClock())
+    await stored(tmp_path / "tables/t", store, "tables/t")
+    theirs = deltalake.DeltaTable(str(tmp_path / "tables/t")).to_pyarrow_table().to_pylist()
+
+    def found(condition: str) -> list[int]:
+        rows = scan(Folder.at(tmp_path), "tables/t", state, predicate=parse_predicate(condition)).to_pylist()
+        assert all(row in theirs for row in rows)
+        return sorted(row["id"] for row in rows)
+
+    state = await history.snapshot(store, "tables/t")
+    assert ([0, 1], [2], []) == (found("p is null"), found("p is not null"), found("p = ''"))

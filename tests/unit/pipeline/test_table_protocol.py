@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Corrupt, Invalid, Stale
 from lakebed.core.ids import Ids
 from lakebed.delta import history
 from lakebed.delta.log import Commit, apply, decode, encode, log_key
-from lakebed.delta.model import DataFile, Snapshot, TableProtocol, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableProtocol, TableSpec, path_of
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import parse_predicate
 from lakebed.delta.protocol import PLAIN, needed, seconds
@@ -47,6 +47,18 @@ def state(**changed: Any) -> Snapshot:
     return Snapshot(3, changed.pop("schema", SPEC.schema_json), files=(ONE,), metadata=metadata, **changed)
 
 
+def nested(within: str) -> str:
+    """A schema whose only column has an invariant on a field inside it."""
+    field = {"name": "inner", "type": "long", "nullable": True, "metadata": {"delta.invariants": "1"}}
+    kind: dict[str, Any] = {"type": "struct", "fields": [field]}
+    if within == "array":
+        kind = {"type": "array", "elementType": kind, "containsNull": True}
+    if within == "map":
+        kind = {"type": "map", "keyType": "string", "valueType": kind, "valueContainsNull": True}
+    column = {"name": "s", "type": kind, "nullable": True, "metadata": {}}
+    return msgspec.json.encode({"type": "struct", "fields": [column]}).decode()
+
+
 def features(*names: str) -> TableProtocol:
     return TableProtocol(3, 7, (), names)
 
@@ -67,6 +79,9 @@ def features(*names: str) -> TableProtocol:
         (state(schema=SPEC.schema_json.replace("{}", '{"delta.generationExpression":"1"}', 1)), APPEND, "id has"),
         (state(schema=SPEC.schema_json.replace("{}", '{"delta.invariants":"1"}', 1)), APPEND, "invariant"),
         (state(schema=SPEC.schema_json.replace("{}", '{"delta.identity.start":1}', 1)), APPEND, "identity"),
+        (state(schema=nested("struct")), APPEND, "s.inner has an invariant"),
+        (state(schema=nested("array")), APPEND, "s.element.inner has an invariant"),
+        (state(schema=nested("map")), APPEND, "s.value.inner has an invariant"),
     ],
 )
 def test_a_version_that_would_break_a_promise_is_refused(held: Snapshot, commit: Commit, why: str) -> None:
@@ -121,6 +136,10 @@ def test_moments_without_a_zone_name_their_feature() -> None:
     assert ("columnMapping", "timestampNtz") == raised.reader_features
     assert {"checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"} < set(raised.writer_features)
     assert raised == needed(raised, ntz)
+    plain = needed(TableProtocol(1, 7, (), ("appendOnly",)), ntz)  # a feature of readers must be one of writers too
+    assert TableProtocol(3, 7, ("timestampNtz",), ("appendOnly", "timestampNtz")) == plain
+    mapped = needed(TableProtocol(2, 7, (), ("columnMapping",)), ntz)
+    assert TableProtocol(3, 7, ("columnMapping", "timestampNtz"), ("columnMapping", "timestampNtz")) == mapped
 
 
 def grown(folder: Path, *specs: TableSpec, first: bytes = b"") -> tuple[Table, MemoryStore]:
@@ -153,6 +172,26 @@ def test_properties_and_comments_survive_a_new_column(tmp_path: Path) -> None:
     fields = msgspec.json.decode(after.schema_json)["fields"]
     assert ["id", "name", "more"] == [field["name"] for field in fields]
     assert {"comment": "said"} == fields[0]["metadata"]
+
+
+def test_keys_and_order_survive_a_writer_that_knows_neither(tmp_path: Path) -> None:
+    """A stream that appends a new column does not make the table lose what others upsert and cluster by."""
+    ours = msgspec.structs.replace(SPEC, cluster_by=("name",))
+    theirs = TableSpec("t", schema_json((*KINDS, ("more", "double"))))
+
+    after = grown(tmp_path, ours, theirs)[0].snapshot()
+
+    assert (("id",), ("name",)) == (after.keys, after.cluster_by)
+
+
+def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
+    """A file without its partition's value would be a row without one to every other reader."""
+    folders = msgspec.structs.replace(SPEC, partition_by=("name",))
+
+    with pytest.raises(Stale, match="partitioned by name, not by nothing"):
+        grown(tmp_path, folders, SPEC)
+    with pytest.raises(Stale, match="partitioned by nothing, not by name"):
+        grown(tmp_path, SPEC, folders)
 
 
 def test_a_moment_without_a_zone_that_comes_later_raises_the_protocol(tmp_path: Path) -> None:
@@ -283,10 +322,14 @@ def test_rows_that_a_deletion_vector_marks_are_not_read(tmp_path: Path) -> None:
     }
     lines: list[dict[str, Any]] = [{"protocol": protocol}]
     lines += decode(encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=0), "k")[2:]
-    for name, begin, vector in (("f.parquet", 0, inline_vector([0, 2, 3])), ("g h.parquet", 10, None)):
+    for name, begin, vector in (
+        ("f.parquet", 0, inline_vector([0, 2, 3])),
+        ("g h.parquet", 10, None),
+        ("e%20f ü.parquet", 20, inline_vector([5])),
+    ):
         ids = list(range(begin, begin + 6))
         pq.write_table(pa.table({"id": ids, "name": [f"n{one}" for one in ids]}), root / name)
-        add = {"path": name.replace(" ", "%20"), "size": (root / name).stat().st_size, "partitionValues": {}}
+        add = {"path": path_of(name), "size": (root / name).stat().st_size, "partitionValues": {}}
         add |= {"modificationTime": 0, "dataChange": True, "stats": '{"numRecords":6}'}
         lines.append({"add": add | ({"deletionVector": vector} if vector else {})})
     data = b"\n".join(map(msgspec.json.encode, lines))
@@ -297,11 +340,14 @@ def test_rows_that_a_deletion_vector_marks_are_not_read(tmp_path: Path) -> None:
     held = asyncio.run(history.snapshot(store, "tables/t"))
     found = read(tmp_path, held, {"id": pa.int64()})
 
-    assert 9 == held.rows
-    assert [1, 4, 5, *range(10, 16)] == [row["id"] for row in found]
+    assert 14 == held.rows
+    assert [1, 4, 5, *range(10, 16), *range(20, 25)] == [row["id"] for row in found]
     assert found == scan(Folder.at(tmp_path), "tables/t", held, columns=["id"]).to_pylist()
     some = scan(Folder.at(tmp_path), "tables/t", held, predicate=parse_predicate("id in (2, 4, 11)"))
     assert [{"id": 4, "name": "n4"}, {"id": 11, "name": "n11"}] == some.to_pylist()
+    unknown = msgspec.structs.replace(held, files=(msgspec.structs.replace(held.files[1], vector=inline_vector([1])),))
+    with pytest.raises(Corrupt, match="deletion vector"):  # not of this version: its rows are not known to be there
+        scan(Folder.at(tmp_path), "tables/t", unknown)
 
 
 def test_a_file_that_gets_a_deletion_vector_stays_in_the_table() -> None:

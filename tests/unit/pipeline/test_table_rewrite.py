@@ -21,6 +21,7 @@ from lakebed.delta.log import Commit, fields_of
 from lakebed.delta.model import CommitResult, DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import Predicate, chosen, parse_predicate
+from lakebed.delta.types import arrow_type
 from lakebed.pipeline.tables import changes, files, rewrite
 from lakebed.pipeline.tables.scan import FileScan, row_groups, scan
 from lakebed.pipeline.tables.table import Table
@@ -334,12 +335,52 @@ def test_what_is_no_condition_is_refused_with_an_example(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("long", "1.5"), ("long", "'x'"), ("timestamp", "'soon'"), ("boolean", "3"), ("date", "5")]
+    ("kind", "value"),
+    [
+        ("long", "1.5"),
+        ("long", "'x'"),
+        ("long", "9223372036854775808"),
+        ("integer", "-2147483649"),
+        ("byte", "128"),
+        ("decimal(12,2)", "1.005"),
+        ("decimal(12,2)", "12345678901"),
+        ("decimal(12,2)", "'NaN'"),
+        ("timestamp", "'soon'"),
+        ("boolean", "3"),
+        ("date", "5"),
+    ],
 )
 def test_a_value_that_its_column_cannot_have_is_refused(kind: str, value: str) -> None:
     """`id = 1.5` on whole numbers is a mistake, and so is text that is no date."""
     with pytest.raises(Invalid, match="is no value of it"):
         parse_predicate(f"c = {value}").typed(schema_json((("c", kind),)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("long", "-9223372036854775808"), ("byte", "127"), ("decimal(12,2)", "1.50"), ("decimal(12,2)", "-9999999999.99")],
+)
+def test_the_last_value_that_a_column_can_have_is_compared(kind: str, value: str) -> None:
+    """What fits is found in Arrow too."""
+    wanted = parse_predicate(f"c = {value}").typed(schema_json((("c", kind),)))
+    rows = pa.table({"c": pa.array([wanted.terms[0].value, None], arrow_type(kind))})
+
+    assert 1 == rows.filter(wanted.expression({"c": arrow_type(kind)})).num_rows
+
+
+def test_a_row_without_a_key_is_never_taken_for_another(tmp_path: Path) -> None:
+    """As in SQL, null equals nothing: such a row neither replaces one nor is replaced, in whatever file it is."""
+    world = World(tmp_path, TableSpec("n", schema_json((("id", "long"), ("name", "string"))), keys=("id",)))
+
+    def written(ids: list[int | None], name: str) -> list[DataFile]:
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array([name] * len(ids))})
+        return files.write_files(rows, world.spec, world.location, world.location.filesystem())
+
+    world.table.append_files(written([1, None], "old"))
+    done = rewrite.upsert_files(world.table, written([1, None], "new"), None)
+
+    assert (1, 1) == (done.rows_inserted, done.rows_replaced)
+    assert {(1, "new"), (None, "new"), (None, "old")} == {(row["id"], row["name"]) for row in world.rows()}
 
 
 def test_a_widening_writes_every_file_again_and_changes_no_row(world: World) -> None:

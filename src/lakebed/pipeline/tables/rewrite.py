@@ -70,7 +70,8 @@ class RowRemoval(msgspec.Struct, frozen=True):
         if self.column:
             return at.filter(pa.array([not _has(text, self.values) for text in rows.column(0).to_pylist()], pa.bool_()))
         if self.keys is not None and len(self.columns) == 1:
-            gone = pc.is_in(rows.column(0), value_set=self.keys.column(0).combine_chunks())
+            # As in the join below, and in SQL, a null equals nothing.
+            gone = pc.is_in(rows.column(0), value_set=self.keys.column(0).drop_null().combine_chunks())
             return at.filter(pc.invert(gone))
         numbered = rows.append_column(_AT, at)
         if self.keys is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Corrupt, Invalid
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import DataFile, Snapshot, key_of
 from lakebed.delta.predicate import Predicate, chosen, value_of
@@ -89,9 +89,13 @@ class FileScan(msgspec.Struct, frozen=True):
 
     def _left(self, file: DataFile) -> Any:
         """Which rows a deletion vector has left; None: all."""
-        if self.version is None or not file.vector:
+        if not file.vector:
             return None
-        return kept_rows(self.location, self.root, self.version).get(key_of(self.root, file.path))
+        assert self.version is not None
+        found = kept_rows(self.location, self.root, self.version).get(key_of(self.root, file.path))
+        if found is None:
+            raise Corrupt(f"version {self.version} of {self.root} has no deletion vector of {file.path}")
+        return found
 
     def _matching(self, source: Any, group: int, file: DataFile, left: Any) -> Any:
         """The matching rows of a row group, with the wanted columns."""

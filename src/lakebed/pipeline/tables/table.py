@@ -326,6 +326,13 @@ class Table:
             raise Stale(f"table {self.spec.name} has another schema at version {state.version} than its writer knows")
         return len(fields_of(self.spec.schema_json)) > len(fields_of(state.schema_json))
 
+    def _check_layout(self, state: Snapshot, commit: Commit) -> None:
+        """Raises Stale for files of other partitions than the table's: other readers would find no value in them."""
+        if state.version == -1 or commit.overwrites or not commit.adds or state.partition_by == self.spec.partition_by:
+            return
+        held, ours = (", ".join(names) or "nothing" for names in (state.partition_by, self.spec.partition_by))
+        raise Stale(f"table {self.spec.name} is partitioned by {held}, not by {ours}")
+
     def _repeated(self, batch: WriteBatch | None, state: Snapshot | None = None) -> CommitResult | None:
         """The answer for a batch that was applied before; for one that is written once, the first answer again."""
         state = state or self.snapshot()
@@ -368,6 +375,7 @@ class Table:
             if commit is None:
                 return CommitResult(state.version, repeated=True)
             commit.check(state, self.spec.name)
+            self._check_layout(state, commit)
             if state.version == -1:
                 commit = msgspec.structs.replace(commit, spec=self.spec, table_id=self._ids.uuid())
             elif commit.spec is not None or (not commit.overwrites and self._growing(state)):
