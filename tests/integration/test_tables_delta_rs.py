@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import deltalake
-import msgspec
 import pyarrow as pa
 
 from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.delta import history
 from lakebed.delta.vacuum import KEEP_S, sweep, sweepable
-from lakebed.pipeline.tables import files
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from support.delta_tables import VALUES
+from support.delta_tables import VALUES, read_by_task
 
 ROOT = "tables/t"
 
@@ -31,14 +29,8 @@ async def test_escaped_partitions_of_delta_rs_are_read_and_kept(bucket: Store, b
 
     write("append")
     state = await history.snapshot(bucket, ROOT)
-    listed = pa.RecordBatch.from_pydict(
-        {
-            "path": [file.path for file in state.files],
-            "partition": [msgspec.json.encode(file.partition).decode() for file in state.files],
-        }
-    )
-    task = files.reading(location, ROOT, {"id": pa.int64(), "p": pa.string()}, state.partition_by)
-    read = sorted((row["id"], row["p"]) for batch in task(iter([listed])) for row in batch.to_pylist())
+    found = read_by_task(location, ROOT, state, {"id": pa.int64(), "p": pa.string()})
+    read = sorted((row["id"], row["p"]) for row in found)
     live = await sweepable(bucket, ROOT, clock=later)
     write("overwrite")
     gone = await sweep(bucket, ROOT, clock=later)

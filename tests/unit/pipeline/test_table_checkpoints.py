@@ -202,7 +202,7 @@ async def test_a_checkpoint_by_another_writer_is_enough(tmp_path: Path, manual_c
 async def test_the_next_checkpoint_is_made_from_an_older_one_when_the_noted_one_is_gone(
     tmp_path: Path, manual_clock: ManualClock
 ) -> None:
-    """The note names a checkpoint that somebody deleted, and the first entries were cleaned up behind the one before."""
+    """The note names a checkpoint that somebody deleted; the first entries were cleaned up behind the one before."""
     store = MemoryStore(clock=manual_clock)
     await filled(store, manual_clock, 103)
     for version in range(49):

@@ -30,7 +30,7 @@ from lakebed.pipeline.tables.scan import scan
 from lakebed.pipeline.tables.view import Tables
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
-from support.delta_tables import VALUES, Folder, stored, written
+from support.delta_tables import VALUES, Folder, read_by_task, stored, written
 from support.tick_fixtures import context_of
 
 ROOT = "tables/t"
@@ -40,15 +40,8 @@ DAY_S = 86_400.0
 
 def rows_of(folder: Path, state: Snapshot, spec: TableSpec = SPEC) -> list[tuple[int, str | None]]:
     """What the reading task gives for a snapshot's files."""
-    listed = pa.RecordBatch.from_pydict(
-        {
-            "path": [file.path for file in state.files],
-            "partition": [msgspec.json.encode(file.partition).decode() for file in state.files],
-        }
-    )
     types = {"id": pa.int64(), spec.partition_by[0]: pa.string()}
-    task = files.reading(Folder.at(folder), spec.root, types, state.partition_by)
-    found = [row for batch in task(iter([listed])) for row in batch.to_pylist()]
+    found = read_by_task(Folder.at(folder), spec.root, state, types)
     return sorted((row["id"], row[spec.partition_by[0]]) for row in found)
 
 

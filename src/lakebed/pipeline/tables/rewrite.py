@@ -23,8 +23,9 @@ from lakebed.delta.predicate import Predicate, chosen
 from lakebed.delta.protocol import mapping
 from lakebed.delta.types import arrow_type, widens
 from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.frames import quoted
 from lakebed.pipeline.tables.merge import holding, keys_of, overlapping_files, twice
-from lakebed.pipeline.tables.scan import FileScan
+from lakebed.pipeline.tables.scan import FILE_COLUMN, FileScan
 from lakebed.spark.location import Location
 
 if TYPE_CHECKING:
@@ -279,15 +280,15 @@ def _upsert_joined(
             raise twice(table.spec)
         candidates = {file.path: file for file in overlapping_files(state.files, [*written, *deleted], names[0])}
         held = table.rows_of(list(candidates.values()), names, state, with_file=True)
-        hits = held.join(coming, on=names, how="left_semi").groupBy(files.FILE_COLUMN).count().collect()
-        touched = [candidates[hit[files.FILE_COLUMN]] for hit in hits]
+        hits = held.join(coming, on=names, how="left_semi").groupBy(FILE_COLUMN).count().collect()
+        touched = [candidates[hit[FILE_COLUMN]] for hit in hits]
         out = sum(hit["count"] for hit in hits)
         dead = held.join(table.rows_of(deleted, names, state), on=names, how="left_semi").count() if deleted else 0
         kept: list[DataFile] = []
         if touched:
             rest = table.rows_of(touched, table.spec.columns, state).join(coming, on=names, how="left_anti")
             tasks = max(len(touched), -(-sum(max(0, file.rows) for file in touched) // ROWS_PER_TASK))
-            rest = rest.select(*table.spec.columns)
+            rest = rest.select(*map(quoted, table.spec.columns))
             kept = table.write(rest.repartition(tasks) if tasks > len(touched) else rest.coalesce(tasks))
         commit = merged(written, kept, touched, batch, note, replaced=out - dead, dead=dead)
         result = _result(commit, out)

@@ -8,7 +8,7 @@ The same code reads in a command, in the console and in Spark's executors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +24,7 @@ from lakebed.pipeline.tables.columns import ColumnMapping, fetching, fit, fragme
 from lakebed.spark.location import Location
 
 BATCH_ROWS = 65_536
+FILE_COLUMN = "_file"
 THREADS_MAX = 8  # files that one process reads at once
 
 
@@ -138,6 +139,32 @@ class FileScan(msgspec.Struct, frozen=True):
 
 
 _AT = "_at"
+
+
+def reading(wanted: FileScan, *, with_file: bool = False) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The task that reads files, for `mapInArrow`: its input is a JSON DataFile a row, its output their rows, with the
+    path of each one's file where it is asked for.
+    """
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        filesystem = wanted.location.filesystem()
+        for batch in batches:
+            for text in batch["file"].to_pylist():
+                file = msgspec.json.decode(text, type=DataFile)
+                for rows in wanted.batches(file, filesystem):
+                    named = [pa.repeat(pa.scalar(file.path), rows.num_rows)] if with_file else []
+                    names = [*wanted.types, *([FILE_COLUMN] if with_file else [])]
+                    yield pa.RecordBatch.from_arrays([*rows.columns, *named], names)
+
+    return read
+
+
+def described(file: DataFile) -> str:
+    """What a task needs to read the file."""
+    slim = DataFile(file.path, file.size, file.rows, file.partition, vector=file.vector)
+    return msgspec.json.encode(slim).decode()
 
 
 def _stored(schema: Any, types: Mapping[str, Any], mapped: ColumnMapping, file: DataFile) -> dict[str, str]:
