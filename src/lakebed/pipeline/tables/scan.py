@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -248,7 +249,8 @@ def row_groups(metadata: Any, file: DataFile, predicate: Predicate, kinds: Mappi
             name, stats = column.path_in_schema, column.statistics
             if name in predicate.columns and stats is not None:
                 if stats.has_min_max:
-                    low[name], high[name] = stats.min, stats.max
+                    with suppress(OverflowError, ValueError):  # a moment outside Python's years 1 to 9999
+                        low[name], high[name] = stats.min, stats.max
                 if stats.has_null_count:
                     nulls[name] = stats.null_count
         if predicate.may_match(DataFile("", 0, group.num_rows, file.partition, low, high, nulls), kinds):
