@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 
@@ -158,6 +160,22 @@ def test_a_purge_finds_the_key_in_folders_of_partitions(lake: Lake) -> None:
 
         assert [(2, 1, False)] == [(table.rows, table.old_files, table.refused) for table in done.tables]
         assert [(0, 0)] == [(table.rows, table.old_files) for table in left.tables]
+
+
+@pytest.mark.parametrize(("interval", "gone_after"), [("interval 90 days", 90), ("interval 3 moons", None)])
+def test_the_last_copy_is_gone_when_the_table_lets_it_go(lake: Lake, interval: str, gone_after: int | None) -> None:
+    """A table may keep removed files longer than the settings say: vacuum obeys it, and so does the report."""
+    table = lake.write("bronze", "kept", COLUMNS, {"order_id": [1, 2], "customer": ["c-1", "c-2"]})
+    theirs = deltalake.DeltaTable(lake.location.uri(table.spec.root), storage_options=lake.location.storage_options())
+    theirs.alter.set_table_properties({"delta.deletedFileRetentionDuration": interval}, raise_if_not_exists=False)
+
+    (done,) = Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, only="kept").tables
+
+    if gone_after is None:
+        assert "delta.deletedFileRetentionDuration" in done.gone_by
+    else:
+        days = (datetime.fromisoformat(done.gone_by) - datetime.now(UTC)) / timedelta(days=1)
+        assert gone_after <= days + 0.01 < gone_after + 2
 
 
 def test_a_purge_leaves_files_that_a_writer_is_about_to_commit(lake: Lake) -> None:

@@ -175,7 +175,8 @@ class Forgetter:
             rows = rewrite.remove(table, lambda now: (removal, _candidates(now, removal))).rows_removed
             state = known = table.snapshot()
         found = self._old(open_table(self._context, name, known), removal, state)
-        return self._report(ForgottenTable(name, rows, state.version, note=note), found, purge=purge and not dry_run)
+        done = ForgottenTable(name, rows, state.version, gone_by=self._gone_by(state), note=note)
+        return self._report(done, found, purge=purge and not dry_run)
 
     def _report(self, done: ForgottenTable, found: list[ObjectInfo], *, purge: bool) -> ForgottenTable:
         """With the files of older versions, which are deleted now if they shall be purged.
@@ -190,7 +191,7 @@ class Forgetter:
         return msgspec.structs.replace(
             done,
             old_files=len(found),
-            gone_by=self._after(self._keep_s()) if left or (done.rows and not purge) else "",
+            gone_by=done.gone_by if left or (done.rows and not purge) else "",
             note=note if coming else done.note,
             refused=bool(coming),
         )
@@ -256,10 +257,14 @@ class Forgetter:
     async def _snapshot(self, name: str) -> Snapshot:
         return await history.snapshot(self._store, f"tables/{await placed(self._store, name)}")
 
-    def _keep_s(self) -> float:
+    def _gone_by(self, state: Snapshot) -> str:
+        """When vacuum will have deleted what leaves this table now."""
         settings = self._context.settings
         bronze, pipeline = settings.of(BronzeSettings), settings.of(PipelineSettings)
-        return max(vacuum.KEEP_S, bronze.keep_versions_s) + pipeline.retention_interval_s
+        keep_s = vacuum.kept_s(state, max(vacuum.KEEP_S, bronze.keep_versions_s))
+        if keep_s == float("inf"):
+            return f"never: {vacuum.RETENTION} of the table is {state.properties[vacuum.RETENTION]!r}"
+        return self._after(keep_s + pipeline.retention_interval_s)
 
     def _after(self, seconds: float) -> str:
         moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC) + timedelta(seconds=seconds)
