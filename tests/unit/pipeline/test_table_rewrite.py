@@ -422,6 +422,24 @@ def test_the_changes_of_a_version_are_only_the_rows_that_changed(world: World) -
     assert [("old0", "delete", 2)] == changed(world, 2, name)
 
 
+def test_copied_rows_without_a_key_or_with_the_same_key_are_no_changes() -> None:
+    """An append may bring a key twice, or none: such rows are paired in their order."""
+
+    def held(*rows: tuple[int | None, str | None, int]) -> pa.Table:
+        names = [("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())]
+        return pa.Table.from_pylist([dict(zip(("a", "b", "v"), row, strict=True)) for row in rows], pa.schema(names))
+
+    same = [(None, "x", 1), (None, "x", 2), (5, None, 3), (None, None, 4), (7, "y", 5), (7, "y", 6)]
+    before = held(*same, (8, "z", 7), (9, "z", 9), (9, "z", 10))
+    after = held(*same[4:], *same[:4], (8, "z", 8), (9, "z", 11), (None, None, 12))
+
+    found = {kind: rows.column("v").to_pylist() for kind, rows in changes.paired(before, after, ("a", "b"))}
+
+    assert [10] == found["delete"]
+    assert [12] == found["insert"]
+    assert ([7, 9], [8, 11]) == (found["update_preimage"], found["update_postimage"])
+
+
 def test_clustered_rows_are_ordered_in_files_and_skipped_by_row_group(tmp_path: Path) -> None:
     """The table's log remembers the columns; rows of one value lie together."""
     spec = TableSpec("c", schema_json((("id", "long"), ("customer", "long"))), keys=("id",), cluster_by=("customer",))
