@@ -8,12 +8,15 @@ import pyarrow as pa
 
 from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.delta import history
+from lakebed.delta.model import TableSpec
+from lakebed.delta.plain import schema_json
 from lakebed.delta.vacuum import KEEP_S, sweep, sweepable
 from lakebed.pipeline.tables import files
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from support.delta_tables import VALUES
+from support.counting_proxy import CountingProxy
+from support.delta_tables import VALUES, read_by_task
 
 ROOT = "tables/t"
 
@@ -31,14 +34,8 @@ async def test_escaped_partitions_of_delta_rs_are_read_and_kept(bucket: Store, b
 
     write("append")
     state = await history.snapshot(bucket, ROOT)
-    listed = pa.RecordBatch.from_pydict(
-        {
-            "path": [file.path for file in state.files],
-            "partition": [msgspec.json.encode(file.partition).decode() for file in state.files],
-        }
-    )
-    task = files.reading(location, ROOT, {"id": pa.int64(), "p": pa.string()}, state.partition_by)
-    read = sorted((row["id"], row["p"]) for batch in task(iter([listed])) for row in batch.to_pylist())
+    found = read_by_task(location, ROOT, state, {"id": pa.int64(), "p": pa.string()})
+    read = sorted((row["id"], row["p"]) for row in found)
     live = await sweepable(bucket, ROOT, clock=later)
     write("overwrite")
     gone = await sweep(bucket, ROOT, clock=later)
@@ -46,3 +43,13 @@ async def test_escaped_partitions_of_delta_rs_are_read_and_kept(bucket: Store, b
 
     assert list(enumerate(VALUES)) == read
     assert ([], len(VALUES), len(VALUES)) == (live, gone, left.num_rows)
+
+
+def test_a_small_file_is_written_in_one_request(bucket_settings: StoreSettings) -> None:
+    """An upload in parts would be three, and one that stops half-way would leave its parts in the bucket."""
+    spec = TableSpec("t", schema_json((("id", "long"),)))
+    with CountingProxy(bucket_settings.endpoint.rpartition("//")[2]) as proxy:
+        location = Location.of(msgspec.structs.replace(bucket_settings, endpoint=proxy.endpoint))
+        (file,) = files.write_files(pa.table({"id": [1, 2]}), spec, location, location.filesystem())
+
+    assert [("PUT", f"/{location.path(f'{ROOT}/{file.path}')}")] == proxy.seen

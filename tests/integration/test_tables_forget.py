@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 
@@ -19,7 +21,7 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.settings import env_name, load
-from lakebed.delta.model import TableSpec, WriteBatch
+from lakebed.delta.model import DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze.places import table_name
 from lakebed.pipeline.tables import files
@@ -65,15 +67,32 @@ class Lake:
         layer: str,
         name: str,
         columns: Sequence[tuple[str, str]],
-        values: dict[str, list[Any]],
+        values: Mapping[str, Any],
         keys: tuple[str, ...] = (),
         batch: WriteBatch | None = None,
+        *,
+        partition_by: tuple[str, ...] = (),
     ) -> Table:
-        spec = TableSpec(table_name(layer, "acme", "shop", name), schema_json(columns), keys=keys)
-        table = Table(None, spec, runtime_on(self.bucket, SystemClock(), Ids()), location=self.location)
-        written = files.write_files(pa.table(values), spec, self.location, self.location.filesystem())
+        table, written = self.written(layer, name, columns, values, keys, partition_by=partition_by)
         table.append_files(written, batch or WriteBatch("silver", 0) if layer != "gold" else None)
         return table
+
+    def written(
+        self,
+        layer: str,
+        name: str,
+        columns: Sequence[tuple[str, str]],
+        values: Mapping[str, Any],
+        keys: tuple[str, ...] = (),
+        *,
+        partition_by: tuple[str, ...] = (),
+    ) -> tuple[Table, list[DataFile]]:
+        """Files that no version names yet."""
+        spec = TableSpec(
+            table_name(layer, "acme", "shop", name), schema_json(columns), keys=keys, partition_by=partition_by
+        )
+        table = Table(None, spec, runtime_on(self.bucket, SystemClock(), Ids()), location=self.location)
+        return table, files.write_files(pa.table(dict(values)), spec, self.location, self.location.filesystem())
 
     def context(self) -> Context:
         return make_context(load(sections(), stack=self.layer, env={}), role="test")
@@ -127,6 +146,77 @@ def test_a_purge_deletes_the_files_of_older_versions_that_hold_the_key(lake: Lak
     left = by_table(forgetter.run("acme/shop", {"customer": "c-1"}, dry_run=True).tables)
     assert {0} == {table.old_files for table in left.values()}
     assert {""} == {table.gone_by for table in left.values()}
+
+
+def test_a_purge_finds_the_key_in_folders_of_partitions(lake: Lake) -> None:
+    """The values of a partition are in the names of folders, encoded; files of no value do not stop it."""
+    values: list[Any] = ["c 1:ü%", "c-2", None, "c 1:ü%"]
+    for column, held, key in (("customer", values, "c 1:ü%"), ("order_id", [1, 2, None, 1], "1")):
+        rows = {"order_id": [1, 2, 3, 4], "customer": values, column: held}
+        lake.write("bronze", f"by_{column}", COLUMNS, rows, partition_by=(column,))
+
+        done = Forgetter(lake.context()).run("acme/shop", {column: key}, only=f"by_{column}", purge=True)
+        left = Forgetter(lake.context()).run("acme/shop", {column: key}, only=f"by_{column}", dry_run=True)
+
+        assert [(2, 1, False)] == [(table.rows, table.old_files, table.refused) for table in done.tables]
+        assert [(0, 0)] == [(table.rows, table.old_files) for table in left.tables]
+
+
+@pytest.mark.parametrize(("interval", "gone_after"), [("interval 90 days", 90), ("interval 3 moons", None)])
+def test_the_last_copy_is_gone_when_the_table_lets_it_go(lake: Lake, interval: str, gone_after: int | None) -> None:
+    """A table may keep removed files longer than the settings say: vacuum obeys it, and so does the report."""
+    table = lake.write("bronze", "kept", COLUMNS, {"order_id": [1, 2], "customer": ["c-1", "c-2"]})
+    theirs = deltalake.DeltaTable(lake.location.uri(table.spec.root), storage_options=lake.location.storage_options())
+    theirs.alter.set_table_properties({"delta.deletedFileRetentionDuration": interval}, raise_if_not_exists=False)
+
+    (done,) = Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, only="kept").tables
+
+    if gone_after is None:
+        assert "delta.deletedFileRetentionDuration" in done.gone_by
+    else:
+        days = (datetime.fromisoformat(done.gone_by) - datetime.now(UTC)) / timedelta(days=1)
+        assert gone_after <= days + 0.01 < gone_after + 2
+
+
+def test_a_purge_leaves_files_that_a_writer_is_about_to_commit(lake: Lake) -> None:
+    """Such a file is in no version yet: deleted, the version that names it could not be read."""
+    rows = {"order_id": [9, 10], "customer": ["c-1", "c-2"]}
+    table, written = lake.written("bronze", "orders", COLUMNS, rows, ("order_id",))
+    done = by_table(Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, purge=True).tables)["bronze/orders"]
+    table.append_files(written)
+
+    again = by_table(Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, purge=True).tables)
+
+    assert (2, 2, True) == (done.rows, done.old_files, bool(done.gone_by))
+    assert (1, 1, "") == (again["bronze/orders"].rows, again["bronze/orders"].old_files, again["bronze/orders"].gone_by)
+    left = by_table(Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, dry_run=True).tables)
+    assert 0 == left["bronze/orders"].old_files
+
+
+def test_older_versions_with_a_column_that_the_table_lost_are_purged_too(lake: Lake) -> None:
+    """A replacement without the column leaves files that have it."""
+    rows = {"order_id": [1, 2], "customer": ["c-1", "c-2"]}
+    lake.write("bronze", "shrunk", COLUMNS, rows)
+    table, written = lake.written("bronze", "shrunk", COLUMNS[:1], {"order_id": [1, 2]})
+    table.replace_by(written)
+
+    planned = Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, only="shrunk", dry_run=True).tables[0]
+    done = Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"}, only="shrunk", purge=True).tables[0]
+
+    assert (0, 1, True) == (planned.rows, planned.old_files, bool(planned.gone_by))
+    assert (0, 1, "") == (done.rows, done.old_files, done.gone_by)
+
+
+def test_a_value_that_one_table_cannot_have_does_not_stop_the_others(lake: Lake) -> None:
+    """It is in no row there: the column is narrower than the one in which the value occurs."""
+    narrow = (("order_id", "integer"), ("customer", "string"))
+    lake.write("bronze", "small", narrow, {"order_id": pa.array([1], pa.int32()), "customer": ["c-1"]})
+    lake.write("bronze", "large", COLUMNS, {"order_id": [99999999999], "customer": ["c-1"]})
+
+    done = Forgetter(lake.context()).run("acme/shop", {"order_id": "99999999999"})
+
+    assert 1 == done.rows
+    assert not any(table.refused for table in done.tables)
 
 
 def test_silver_uses_the_names_of_its_contract(lake: Lake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.core.settings import Settings, load
+from lakebed.delta import history
 from lakebed.pipeline.tables.sql import SqlTables
 from lakebed.spark import register
+from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.wiring.parts import sections
 
@@ -109,6 +112,18 @@ def test_sql_finds_tables_by_name_at_their_newest_version(spark: SparkSession, s
     finally:
         del spark.sql
     assert NAME in tables.refresh()
+
+
+def test_a_filter_opens_only_files_that_can_match(spark: SparkSession, settings: Settings, bucket: Store) -> None:
+    """Spark pushes it, and the log's ranges leave a file out: one that is gone is not missed."""
+    write(rows(spark, 0, 100))
+    state = asyncio.run(history.snapshot(bucket, f"tables/{NAME}"))
+    (far,) = [file for file in state.files if file.low["id"] == 50]
+    asyncio.run(bucket.delete(f"tables/{NAME}/{far.path}"))
+
+    assert [7, 49] == sorted(row["id"] for row in read(spark).filter("id in (7, 49)").collect())
+    with pytest.raises(Exception, match=r"No such file|does not exist"):
+        read(spark).filter("id in (7, 50)").collect()
 
 
 def test_what_does_not_fit_is_refused(spark: SparkSession, settings: Settings) -> None:

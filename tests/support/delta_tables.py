@@ -10,6 +10,10 @@ import deltalake
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
+from lakebed.delta.log import fields_of
+from lakebed.delta.model import Snapshot
+from lakebed.pipeline.tables.columns import ColumnMapping
+from lakebed.pipeline.tables.scan import FileScan, described, reading
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 
@@ -51,3 +55,13 @@ async def stored(folder: Path, store: Store, root: str) -> list[str]:
         key = f"{root}/{file.relative_to(folder).as_posix()}"
         await store.create(key, file.read_bytes())
     return [info.key async for info in store.list(f"{root}/") if "_delta_log" not in info.key]
+
+
+def read_by_task(
+    location: Location, root: str, state: Snapshot, types: dict[str, Any], *, with_file: bool = False
+) -> list[dict[str, Any]]:
+    """What the reading task of Spark gives for a snapshot's files."""
+    kinds = fields_of(state.schema_json)
+    wanted = FileScan(location, root, kinds, types, mapped=ColumnMapping.of(state, types), version=state.version)
+    listed = pa.RecordBatch.from_pydict({"file": [described(file) for file in state.files]})
+    return [row for batch in reading(wanted, with_file=with_file)(iter([listed])) for row in batch.to_pylist()]

@@ -10,18 +10,24 @@ interrupted clean-up leaves no gap.
 from __future__ import annotations
 
 from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.logs import logger
 from lakebed.delta import history
 from lakebed.delta.history import LogListing
 from lakebed.delta.log import LOG_FOLDER, decode
 from lakebed.delta.protocol import LOG_RETENTION_S, check_writable, is_on, seconds
 from lakebed.store.protocol import Store
 
+log = logger("tables")
+
 LOOKED_AT = 200  # versions: half a year of a table that only loses rows, once a day
 EARLIER = "_lakebed"  # the folder of snapshots that earlier versions of Lakebed kept beside the log
 
 
 async def expired(store: Store, root: str, *, clock: Clock) -> list[str]:
-    """The keys that may be deleted, oldest first. Changes nothing. Raises what reading the table raises."""
+    """The keys that may be deleted, oldest first: none where the checkpoint that would stand in for them cannot be
+    read. Changes nothing. Raises what reading the table raises.
+    """
     found = [info.key async for info in store.list(f"{root}/{EARLIER}/")]
     there = await history.listing(store, root)
     if not there.checkpoints:
@@ -35,6 +41,11 @@ async def expired(store: Store, root: str, *, clock: Clock) -> list[str]:
     old = [version for version, info in there.entries.items() if info.modified_ms < before_ms]
     base = there.base(max(old, default=-1))
     if base is None:
+        return found
+    try:
+        await history.at_checkpoint(store, root, base)
+    except (Corrupt, NotFound) as error:  # what is older is the table then
+        log.warning("the log is not cleaned up: a checkpoint cannot be read", table=root, error=error.message)
         return found
     entries = [there.entries[version].key for version in sorted(there.entries) if version < base.version]
     checkpoints = [each for each in there.checkpoints if each.version < base.version]

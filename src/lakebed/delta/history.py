@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
@@ -83,7 +84,8 @@ async def _snapshot(store: Store, root: str, version: int | None, known: Snapsho
             return known
         there = await listing(store, root, after=known.version)
         until = there.newest if version is None else version
-        if until <= known.version or there.missing(known.version, until) is None:
+        # Its own version is always there, unless the table was deleted: then another one may have taken its place.
+        if there.newest >= known.version and there.missing(known.version, until) is None:
             return await _replayed(store, root, known, there, max(until, known.version))
     hint = await checkpoint.last(store, root)
     there = await listing(store, root, after=hint if version is None or hint <= version else -1)
@@ -212,6 +214,12 @@ async def brought(
             if remove and (joined or remove.get("dataChange", True)):
                 found.pop(identity_of(remove["path"], remove.get("deletionVector")), None)
     return list(found.values())
+
+
+def named(root: str, actions: Iterable[dict[str, Any]]) -> set[str]:
+    """The keys of the data and change files that a log entry names."""
+    found = (action.get(kind) for action in actions for kind in ("add", "remove", "cdc"))
+    return {key_of(root, each["path"]) for each in found if each}
 
 
 async def readable(store: Store, root: str, after: int, until: int, *, joined: bool = True) -> bool:

@@ -81,7 +81,7 @@ def encode(commit: Commit, *, attempt_id: str, now_ms: int, version: int = 0, no
         info |= {"userMetadata": commit.note} if commit.note else {NOTE: note}
     lines: list[dict[str, Any]] = [{"commitInfo": info}]
     if commit.spec is not None:
-        lines += _schema_lines(commit.spec, commit.table_id, commit.before, now_ms)
+        lines += _schema_lines(commit.spec, commit.table_id, commit.before, now_ms, overwrites=commit.overwrites)
     if commit.batch is not None:
         number = version if commit.batch.number is None else commit.batch.number
         lines.append({"txn": {"appId": commit.batch.application, "version": number, "lastUpdated": now_ms}})
@@ -239,7 +239,7 @@ def file_with(
         path,
         size,
         rows - vector.get("cardinality", 0) if rows >= 0 else -1,
-        partition,
+        {name: value or None for name, value in partition.items()},  # Delta's rule: an empty text is no value
         known.minValues or {},
         known.maxValues or {},
         known.nullCount or {},
@@ -257,11 +257,15 @@ def overlapping(files: Sequence[DataFile], column: str, low: Any, high: Any) -> 
     ]
 
 
-def _schema_lines(spec: TableSpec, table_id: str, before: Snapshot | None, now_ms: int) -> list[dict[str, Any]]:
+def _schema_lines(
+    spec: TableSpec, table_id: str, before: Snapshot | None, now_ms: int, *, overwrites: bool
+) -> list[dict[str, Any]]:
     """A table's schema, and its protocol where the schema needs another. Everything else that it says stays."""
     had = before.metadata if before is not None else {}
     protocol = needed(before.protocol if before is not None else PLAIN, spec.schema_json)
     ours = {KEYS: ",".join(spec.keys), CLUSTER: ",".join(spec.cluster_by)}
+    if not overwrites:  # a writer that knows of none leaves those of the table
+        ours = {name: value for name, value in ours.items() if value}
     configuration = {name: value for name, value in (had.get("configuration") or {}).items() if name not in ours}
     metadata = {"name": spec.name, "format": {"provider": "parquet", "options": {}}, "createdTime": now_ms} | had
     metadata |= {

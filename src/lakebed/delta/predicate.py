@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
+from decimal import Context as DecimalContext
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,12 +28,14 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "is null", "is not nul
 TERMS_MAX = 64
 VALUES_MAX = 10_000  # in one list
 HINT = "column = value, with and between: id = 5 and at >= '2026-01-01' and name in ('a', 'b') and note is null"
-WHOLE = ("byte", "short", "integer", "long")
+WHOLE = {"byte": 8, "short": 16, "integer": 32, "long": 64}  # bits
+DECIMAL_DIGITS_MAX = 38  # Delta's own limit
 FLOATS = ("float", "double")
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)|`(?P<quoted>[^`]+)`"
     r"|(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|=|<|>|\(|\)|,))"
 )
+_DIGITS = DecimalContext(prec=DECIMAL_DIGITS_MAX)
 _TEXT_ROUNDED = timedelta(milliseconds=1)  # Delta writers may cut a bound of a timestamp to milliseconds
 
 
@@ -204,11 +207,15 @@ def _read(value: Any, kind: str) -> Any:
         return None
     if kind in WHOLE:
         exact = Decimal(str(value))
-        return int(exact) if exact == exact.to_integral_value() else None
+        ends = 1 << (WHOLE[kind] - 1)
+        return int(exact) if exact == exact.to_integral_value() and -ends <= exact < ends else None
     if kind in FLOATS:
         return float(value)
     if kind.startswith("decimal"):
-        return Decimal(str(value))
+        precision, scale = map(int, kind[8:-1].split(","))
+        exact = Decimal(str(value))
+        found = exact.quantize(Decimal(1).scaleb(-scale), context=_DIGITS)
+        return found if found == exact and len(found.as_tuple().digits) <= precision else None
     if kind == "binary":
         return value if isinstance(value, bytes) else str(value).encode()
     if kind == "date":

@@ -87,13 +87,9 @@ def needed(now: TableProtocol, schema_json: str) -> TableProtocol:
     if '"timestamp_ntz"' not in schema_json or NTZ in now.writer_features:
         return now
     named = tuple(feature for version, some in WRITER_VERSIONS.items() if version <= now.writer for feature in some)
-    read = ("columnMapping",) if "columnMapping" in named else ()
-    return TableProtocol(
-        READER_VERSION_MAX,
-        WRITER_VERSION_MAX,
-        (*(now.reader_features or read), NTZ),
-        (*(now.writer_features or named), NTZ),
-    )
+    writes = now.writer_features if now.writer >= WRITER_VERSION_MAX else named
+    reads = ("columnMapping",) if now.reader < READER_VERSION_MAX and "columnMapping" in writes else ()
+    return TableProtocol(READER_VERSION_MAX, WRITER_VERSION_MAX, (*now.reader_features, *reads, NTZ), (*writes, NTZ))
 
 
 def check_readable(protocol: TableProtocol, where: str) -> None:
@@ -125,7 +121,8 @@ def check_writable(state: Snapshot, where: str, *, removes: bool = False, rewrit
     constraints = [name for name in properties if name.startswith("delta.constraints.")]
     if constraints:
         raise _refused(where, f"it has the constraint {constraints[0].removeprefix('delta.constraints.')}")
-    for name, metadata in _columns(state.schema_json):
+    schema = msgspec.json.decode(state.schema_json) if state.schema_json else None
+    for name, metadata in _described(schema, ()):
         for key, what in BY_EXPRESSION.items():
             if key in metadata:
                 raise _refused(where, f"its column {name} has {what}")
@@ -163,6 +160,12 @@ def _refused(where: str, why: str) -> Invalid:
     )
 
 
-def _columns(schema_json: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for field in msgspec.json.decode(schema_json)["fields"] if schema_json else ():
-        yield field["name"], field.get("metadata") or {}
+def _described(kind: Any, path: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each column, and each field inside one, with its metadata."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields") or ():
+        yield ".".join((*path, field["name"])), field.get("metadata") or {}
+        yield from _described(field["type"], (*path, field["name"]))
+    for inner in ("element", "key", "value"):
+        yield from _described(kind.get(f"{inner}Type"), (*path, inner))

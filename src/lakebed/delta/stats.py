@@ -50,7 +50,11 @@ def measured(rows: pa.Table, metadata: Any, wanted: Sequence[str] = ()) -> Stati
         _put(nulls, leaf.path, _nulls(rows, metadata, leaf))
         if not _has_range(leaf.type):
             continue
-        ends = _ends(rows, metadata, leaf)
+        try:
+            ends = _ends(rows, metadata, leaf)
+        except (OverflowError, ValueError):  # a moment outside Python's years 1 to 9999
+            faithful = False
+            continue
         faithful = faithful and not _has_nan(rows, leaf)
         if ends is not None:
             _put(low, leaf.path, _shown(ends[0], upper=False))
@@ -63,7 +67,7 @@ def measured(rows: pa.Table, metadata: Any, wanted: Sequence[str] = ()) -> Stati
 
 def shown(moment: datetime) -> str:
     """A moment in UTC as it is written in a range: microseconds, so that it sorts as text."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def moments(file: DataFile, column: str) -> tuple[str | None, str | None]:

@@ -30,6 +30,7 @@ KEEP_S = 7 * 86_400.0  # longer than the lifetime of a message to silver, so tha
 REFUSED = (Invalid, Corrupt, NotFound)
 HIDDEN = ("_", ".")  # Delta ignores names that start with these
 CHANGES = "_change_data"
+RETENTION = "delta.deletedFileRetentionDuration"
 
 
 def checked(keep_s: float) -> float:
@@ -37,6 +38,11 @@ def checked(keep_s: float) -> float:
     if keep_s < KEEP_S_MIN:
         raise Invalid(f"{keep_s:.0f} s is less than writers need", hint=f"keep at least {KEEP_S_MIN:.0f} s")
     return keep_s
+
+
+def kept_s(state: Snapshot, keep_s: float) -> float:
+    """How long this table keeps files that left it: as long as it says itself, if that is longer."""
+    return max(keep_s, seconds(state.properties, RETENTION, keep_s))
 
 
 async def sweepable(store: Store, root: str, *, clock: Clock, keep_s: float = KEEP_S) -> list[ObjectInfo]:
@@ -52,7 +58,7 @@ async def sweepable(store: Store, root: str, *, clock: Clock, keep_s: float = KE
         return []
     state = await history.snapshot(store, root)
     check_writable(state, root)
-    keep_s = max(keep_s, seconds(state.properties, "delta.deletedFileRetentionDuration", keep_s))
+    keep_s = kept_s(state, keep_s)
     if keep_s == float("inf"):
         return []  # an interval that we do not understand
     before_ms = now_ms(clock) - int(keep_s * 1000)

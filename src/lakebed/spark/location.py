@@ -56,6 +56,7 @@ class Location(msgspec.Struct, frozen=True):
             scheme=scheme or "https",
             request_timeout=30,
             connect_timeout=5,
+            allow_delayed_open=True,  # a small file is one PUT, not an upload in parts
         )
 
     def storage_options(self) -> dict[str, str]:

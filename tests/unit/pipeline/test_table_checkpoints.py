@@ -199,6 +199,38 @@ async def test_a_checkpoint_by_another_writer_is_enough(tmp_path: Path, manual_c
     assert [40] == [each.version for each in checkpoint.found(await names(store))]
 
 
+async def test_the_next_checkpoint_is_made_from_an_older_one_when_the_noted_one_is_gone(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """The note names a checkpoint that somebody deleted; the first entries were cleaned up behind the one before."""
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 103)
+    for version in range(49):
+        await store.delete(log_key(ROOT, version))
+    await store.delete(f"{LOG}/{99:020d}.checkpoint.parquet")
+
+    await filled(store, manual_clock, 52)
+
+    assert [49, 149] == [each.version for each in checkpoint.found(await names(store))]
+    assert 155 == deltalake.DeltaTable(await copied(store, tmp_path)).to_pyarrow_table().num_rows
+
+
+async def test_a_table_that_was_made_anew_is_not_taken_for_the_one_that_was_known(manual_clock: ManualClock) -> None:
+    """Somebody deleted its folder and wrote another table there: a writer that knew the old one follows the new one."""
+    store = MemoryStore(clock=manual_clock)
+    known = await filled(store, manual_clock, 8)
+    keys = [info.key async for info in store.list(f"{ROOT}/")]
+    for key in keys:
+        await store.delete(key)
+
+    gone = (await known.snapshot()).version
+    await filled(store, manual_clock, 3)
+    await filled(store, manual_clock, 1, known)
+
+    assert (-1, 3) == (gone, (await history.snapshot(store, ROOT)).version)
+    assert [3] * 2 == [(await table.snapshot()).version for table in (known, plain(store, manual_clock))]
+
+
 @pytest.mark.parametrize("damage", ["gone", "broken", "no note", "note ahead"])
 async def test_a_checkpoint_that_cannot_be_read_costs_time_only(manual_clock: ManualClock, damage: str) -> None:
     """While the entries are there; without them the table is Corrupt."""
@@ -412,6 +444,20 @@ async def test_old_entries_go_by_the_tables_own_retention(tmp_path: Path, manual
     assert 120 == deltalake.DeltaTable(await copied(store, tmp_path)).to_pyarrow_table().num_rows
     with pytest.raises(NotFound, match="cleaned up"):
         await history.snapshot(store, ROOT, version=20)
+
+
+@pytest.mark.parametrize("data", [b"PAR1 no Parquet PAR1", b'{"sidecar":{"path":"gone.parquet","sizeInBytes":1}}\n'])
+async def test_nothing_goes_behind_a_checkpoint_that_cannot_be_read(manual_clock: ManualClock, data: bytes) -> None:
+    """It stands in for what is older only if it is sound: until then the older entries are the table."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 48)
+    kind = "json" if data.startswith(b"{") else "parquet"
+    await store.create(f"{LOG}/{40:020d}.checkpoint.{'0' * 8}-0000-4000-8000-{'0' * 12}.{kind}", data)
+    await manual_clock.advance(31 * DAY_S)
+    await filled(store, manual_clock, 1, table)
+
+    assert 0 == await cleanup.clean(store, ROOT, clock=manual_clock)
+    assert 49 == (await history.snapshot(store, ROOT)).rows
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from lakebed.delta.log import overlapping
 from lakebed.delta.model import DataFile, Snapshot, TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.tables import files, merge
-from lakebed.pipeline.tables.scan import FileScan
+from lakebed.pipeline.tables.scan import FILE_COLUMN, FileScan
 from lakebed.spark.location import Location
 from lakebed.store.settings import StoreSettings
-from support.delta_tables import Folder
+from support.delta_tables import Folder, read_by_task
 
 KINDS = (("id", "long"), ("day", "string"), ("at", "timestamp"), ("note", "string"))
 SPEC = TableSpec("t", schema_json(KINDS), keys=("id",), partition_by=("day",), stats=("at", "note"))
@@ -135,15 +135,15 @@ def test_files_are_read_with_the_wanted_columns_in_their_order(tmp_path: Path) -
     """A column that a file is older than is null, a partition's value is text from the log, the file may be named."""
     folder = Folder.at(tmp_path)
     (file,) = files.write_files(rows(id=[1, 2], day=["x", "x"]), SPEC, folder, folder.filesystem())
-    listed = pa.RecordBatch.from_pydict({"path": [file.path], "partition": ['{"day": "true value"}']})
+    state = Snapshot(0, SPEC.schema_json, ("day",), (msgspec.structs.replace(file, partition={"day": "true value"}),))
     types = {"note": pa.string(), "day": pa.string(), "id": pa.int64()}
 
-    (batch,) = files.reading(folder, SPEC.root, types, ("day",), with_file=True)(iter([listed]))
-    (plain,) = files.reading(folder, SPEC.root, {"id": pa.int64()}, ("day",))(iter([listed]))
+    found = read_by_task(folder, SPEC.root, state, types, with_file=True)
+    plain = read_by_task(folder, SPEC.root, state, {"id": pa.int64()})
 
-    assert ["note", "day", "id", files.FILE_COLUMN] == batch.schema.names
-    assert {"note": None, "day": "true value", "id": 1, files.FILE_COLUMN: file.path} == batch.to_pylist()[0]
-    assert [{"id": 1}, {"id": 2}] == plain.to_pylist()
+    assert ["note", "day", "id", FILE_COLUMN] == list(found[0])
+    assert {"note": None, "day": "true value", "id": 1, FILE_COLUMN: file.path} == found[0]
+    assert [{"id": 1}, {"id": 2}] == plain
 
 
 def test_dense_files_lay_columns_out_by_their_kind() -> None:

@@ -20,15 +20,17 @@ from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of, name_of, path_of
 from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.delta.predicate import parse_predicate
 from lakebed.delta.vacuum import sweep, sweepable
 from lakebed.pipeline.runner import vacuum_tables
 from lakebed.pipeline.tables import compaction, files, merge
 from lakebed.pipeline.tables.files import folder_name
 from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.pipeline.tables.scan import scan
 from lakebed.pipeline.tables.view import Tables
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
-from support.delta_tables import VALUES, Folder, stored, written
+from support.delta_tables import VALUES, Folder, read_by_task, stored, written
 from support.tick_fixtures import context_of
 
 ROOT = "tables/t"
@@ -38,15 +40,8 @@ DAY_S = 86_400.0
 
 def rows_of(folder: Path, state: Snapshot, spec: TableSpec = SPEC) -> list[tuple[int, str | None]]:
     """What the reading task gives for a snapshot's files."""
-    listed = pa.RecordBatch.from_pydict(
-        {
-            "path": [file.path for file in state.files],
-            "partition": [msgspec.json.encode(file.partition).decode() for file in state.files],
-        }
-    )
     types = {"id": pa.int64(), spec.partition_by[0]: pa.string()}
-    task = files.reading(Folder.at(folder), spec.root, types, state.partition_by)
-    found = [row for batch in task(iter([listed])) for row in batch.to_pylist()]
+    found = read_by_task(Folder.at(folder), spec.root, state, types)
     return sorted((row["id"], row[spec.partition_by[0]]) for row in found)
 
 
@@ -306,3 +301,19 @@ def test_folders_of_partitions_have_only_what_every_engine_encodes_alike(value: 
     assert re.fullmatch(r"[A-Za-z0-9_.% -]+", folder)
     assert value == unquote(folder)
     assert folder.replace("%", "%25").replace(" ", "%20") == path_of(folder)
+
+
+async def test_an_empty_text_is_no_value_of_a_partition(tmp_path: Path) -> None:
+    """Delta's rule for every type: delta-rs writes one as it is, and reads a null."""
+    written(tmp_path / "tables/t", ["", None, "x"])
+    store = MemoryStore(clock=ManualClock())
+    await stored(tmp_path / "tables/t", store, "tables/t")
+    theirs = deltalake.DeltaTable(str(tmp_path / "tables/t")).to_pyarrow_table().to_pylist()
+
+    def found(condition: str) -> list[int]:
+        rows = scan(Folder.at(tmp_path), "tables/t", state, predicate=parse_predicate(condition)).to_pylist()
+        assert all(row in theirs for row in rows)
+        return sorted(row["id"] for row in rows)
+
+    state = await history.snapshot(store, "tables/t")
+    assert ([0, 1], [2], []) == (found("p is null"), found("p is not null"), found("p = ''"))

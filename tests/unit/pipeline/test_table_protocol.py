@@ -13,24 +13,28 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Corrupt, Invalid, Stale
 from lakebed.core.ids import Ids
+from lakebed.core.settings import load
 from lakebed.delta import history
 from lakebed.delta.log import Commit, apply, decode, encode, log_key
-from lakebed.delta.model import DataFile, Snapshot, TableProtocol, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableProtocol, TableSpec, path_of
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import parse_predicate
 from lakebed.delta.protocol import PLAIN, needed, seconds
 from lakebed.pipeline.tables import files, rewrite
-from lakebed.pipeline.tables.columns import ColumnMapping
 from lakebed.pipeline.tables.maintenance import TableMaintenance
 from lakebed.pipeline.tables.scan import scan
+from lakebed.pipeline.tables.source import TableSource
 from lakebed.pipeline.tables.table import Table
 from lakebed.pipeline.tables.view import Tables
+from lakebed.pipeline.tables.writers import spec_of
 from lakebed.store.memory import MemoryStore
-from support.delta_tables import Folder
+from lakebed.wiring.parts import sections
+from support.delta_tables import Folder, read_by_task
 from support.runtimes import runtime_on
 from support.tick_fixtures import context_of
 
@@ -45,6 +49,18 @@ def state(**changed: Any) -> Snapshot:
     """A table with one file; `properties` are its configuration."""
     metadata = {"configuration": changed.pop("properties", {}), "schemaString": SPEC.schema_json}
     return Snapshot(3, changed.pop("schema", SPEC.schema_json), files=(ONE,), metadata=metadata, **changed)
+
+
+def nested(within: str) -> str:
+    """A schema whose only column has an invariant on a field inside it."""
+    field = {"name": "inner", "type": "long", "nullable": True, "metadata": {"delta.invariants": "1"}}
+    kind: dict[str, Any] = {"type": "struct", "fields": [field]}
+    if within == "array":
+        kind = {"type": "array", "elementType": kind, "containsNull": True}
+    if within == "map":
+        kind = {"type": "map", "keyType": "string", "valueType": kind, "valueContainsNull": True}
+    column = {"name": "s", "type": kind, "nullable": True, "metadata": {}}
+    return msgspec.json.encode({"type": "struct", "fields": [column]}).decode()
 
 
 def features(*names: str) -> TableProtocol:
@@ -67,6 +83,9 @@ def features(*names: str) -> TableProtocol:
         (state(schema=SPEC.schema_json.replace("{}", '{"delta.generationExpression":"1"}', 1)), APPEND, "id has"),
         (state(schema=SPEC.schema_json.replace("{}", '{"delta.invariants":"1"}', 1)), APPEND, "invariant"),
         (state(schema=SPEC.schema_json.replace("{}", '{"delta.identity.start":1}', 1)), APPEND, "identity"),
+        (state(schema=nested("struct")), APPEND, "s.inner has an invariant"),
+        (state(schema=nested("array")), APPEND, "s.element.inner has an invariant"),
+        (state(schema=nested("map")), APPEND, "s.value.inner has an invariant"),
     ],
 )
 def test_a_version_that_would_break_a_promise_is_refused(held: Snapshot, commit: Commit, why: str) -> None:
@@ -121,6 +140,10 @@ def test_moments_without_a_zone_name_their_feature() -> None:
     assert ("columnMapping", "timestampNtz") == raised.reader_features
     assert {"checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"} < set(raised.writer_features)
     assert raised == needed(raised, ntz)
+    plain = needed(TableProtocol(1, 7, (), ("appendOnly",)), ntz)  # a feature of readers must be one of writers too
+    assert TableProtocol(3, 7, ("timestampNtz",), ("appendOnly", "timestampNtz")) == plain
+    mapped = needed(TableProtocol(2, 7, (), ("columnMapping",)), ntz)
+    assert TableProtocol(3, 7, ("columnMapping", "timestampNtz"), ("columnMapping", "timestampNtz")) == mapped
 
 
 def grown(folder: Path, *specs: TableSpec, first: bytes = b"") -> tuple[Table, MemoryStore]:
@@ -153,6 +176,26 @@ def test_properties_and_comments_survive_a_new_column(tmp_path: Path) -> None:
     fields = msgspec.json.decode(after.schema_json)["fields"]
     assert ["id", "name", "more"] == [field["name"] for field in fields]
     assert {"comment": "said"} == fields[0]["metadata"]
+
+
+def test_keys_and_order_survive_a_writer_that_knows_neither(tmp_path: Path) -> None:
+    """A stream that appends a new column does not make the table lose what others upsert and cluster by."""
+    ours = msgspec.structs.replace(SPEC, cluster_by=("name",))
+    theirs = TableSpec("t", schema_json((*KINDS, ("more", "double"))))
+
+    after = grown(tmp_path, ours, theirs)[0].snapshot()
+
+    assert (("id",), ("name",)) == (after.keys, after.cluster_by)
+
+
+def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
+    """A file without its partition's value would be a row without one to every other reader."""
+    folders = msgspec.structs.replace(SPEC, partition_by=("name",))
+
+    with pytest.raises(Stale, match="partitioned by name, not by nothing"):
+        grown(tmp_path, folders, SPEC)
+    with pytest.raises(Stale, match="partitioned by nothing, not by name"):
+        grown(tmp_path, SPEC, folders)
 
 
 def test_a_moment_without_a_zone_that_comes_later_raises_the_protocol(tmp_path: Path) -> None:
@@ -205,19 +248,6 @@ def test_one_table_that_is_refused_does_not_hold_up_the_others(manual_clock: Man
 # Column mapping and deletion vectors.
 
 
-def read(folder: Path, held: Snapshot, types: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = pa.RecordBatch.from_pydict(
-        {
-            "path": [file.path for file in held.files],
-            "partition": [msgspec.json.encode(file.partition).decode() for file in held.files],
-        }
-    )
-    version = held.version if any(file.vector for file in held.files) else None
-    mapped = ColumnMapping.of(held, types)
-    task = files.reading(Folder.at(folder), "tables/t", types, held.partition_by, mapped=mapped, version=version)
-    return [row for batch in task(iter([listed])) for row in batch.to_pylist()]
-
-
 @pytest.mark.parametrize("mode", ["name", "id"])
 def test_mapped_columns_are_read_by_their_physical_names(tmp_path: Path, mode: str) -> None:
     """Renamed columns, also inside structs, and partitions; a dropped name that is used again is another column."""
@@ -246,7 +276,7 @@ def test_mapped_columns_are_read_by_their_physical_names(tmp_path: Path, mode: s
     )
     types = {"id": pa.int64(), "s": pa.struct([("x", pa.int64())]), "p": pa.string(), "old": pa.string()}
 
-    found = read(tmp_path, held, types)
+    found = read_by_task(Folder.at(tmp_path), "tables/t", held, types)
 
     assert [{"id": 1, "s": {"x": 5}, "p": "v", "old": None}, {"id": 2, "s": None, "p": "v", "old": None}] == found
     assert found == scan(Folder.at(tmp_path), "tables/t", held).to_pylist()
@@ -271,37 +301,95 @@ def inline_vector(deleted: list[int]) -> dict[str, Any]:
     return {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": len(deleted)}
 
 
+PROTOCOL = {
+    "minReaderVersion": 3,
+    "minWriterVersion": 7,
+    "readerFeatures": ["deletionVectors"],
+    "writerFeatures": ["deletionVectors"],
+}
+
+
+def marked(folder: Path, *versions: dict[str, dict[str, Any] | None]) -> MemoryStore:
+    """A table of six rows a file, on disk and its log in a store; each version gives its files new deletion vectors."""
+    root, store = folder / "tables/t", MemoryStore(clock=ManualClock())
+    (root / "_delta_log").mkdir(parents=True)
+    lines: list[dict[str, Any]] = [{"protocol": PROTOCOL}]
+    lines += decode(encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=0), "k")[2:]
+    before: dict[str, dict[str, Any]] = {}
+    for version, changed in enumerate(versions):
+        for name, vector in changed.items():
+            ids = range(begin := 10 * list(versions[0]).index(name), begin + 6)
+            if name not in before:
+                pq.write_table(pa.table({"id": list(ids), "name": [f"n{one}" for one in ids]}), root / name)
+            lines += [{"remove": before[name]}] if name in before else []
+            add = {"path": path_of(name), "size": (root / name).stat().st_size, "partitionValues": {}}
+            add |= {"modificationTime": 0, "dataChange": True, "stats": '{"numRecords":6}'}
+            before[name] = add | ({"deletionVector": vector} if vector else {})
+            lines.append({"add": before[name]})
+        data = b"\n".join(map(msgspec.json.encode, lines))
+        (root / "_delta_log" / f"{version:020d}.json").write_bytes(data)
+        asyncio.run(store.create(log_key("tables/t", version), data))
+        lines = []
+    return store
+
+
 def test_rows_that_a_deletion_vector_marks_are_not_read(tmp_path: Path) -> None:
     """Neither counted nor read; files without one are read whole."""
-    root = tmp_path / "tables/t"
-    (root / "_delta_log").mkdir(parents=True)
-    protocol = {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": ["deletionVectors"],
-        "writerFeatures": ["deletionVectors"],
-    }
-    lines: list[dict[str, Any]] = [{"protocol": protocol}]
-    lines += decode(encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=0), "k")[2:]
-    for name, begin, vector in (("f.parquet", 0, inline_vector([0, 2, 3])), ("g h.parquet", 10, None)):
-        ids = list(range(begin, begin + 6))
-        pq.write_table(pa.table({"id": ids, "name": [f"n{one}" for one in ids]}), root / name)
-        add = {"path": name.replace(" ", "%20"), "size": (root / name).stat().st_size, "partitionValues": {}}
-        add |= {"modificationTime": 0, "dataChange": True, "stats": '{"numRecords":6}'}
-        lines.append({"add": add | ({"deletionVector": vector} if vector else {})})
-    data = b"\n".join(map(msgspec.json.encode, lines))
-    (root / "_delta_log" / f"{0:020d}.json").write_bytes(data)
-    store = MemoryStore(clock=ManualClock())
-    asyncio.run(store.create(log_key("tables/t", 0), data))
+    vectors = {"f.parquet": inline_vector([0, 2, 3]), "g h.parquet": None, "e%20f ü.parquet": inline_vector([5])}
+    store = marked(tmp_path, vectors)
 
     held = asyncio.run(history.snapshot(store, "tables/t"))
-    found = read(tmp_path, held, {"id": pa.int64()})
+    found = read_by_task(Folder.at(tmp_path), "tables/t", held, {"id": pa.int64()})
 
-    assert 9 == held.rows
-    assert [1, 4, 5, *range(10, 16)] == [row["id"] for row in found]
+    assert 14 == held.rows
+    assert [1, 4, 5, *range(10, 16), *range(20, 25)] == [row["id"] for row in found]
     assert found == scan(Folder.at(tmp_path), "tables/t", held, columns=["id"]).to_pylist()
     some = scan(Folder.at(tmp_path), "tables/t", held, predicate=parse_predicate("id in (2, 4, 11)"))
     assert [{"id": 4, "name": "n4"}, {"id": 11, "name": "n11"}] == some.to_pylist()
+    unknown = msgspec.structs.replace(held, files=(msgspec.structs.replace(held.files[1], vector=inline_vector([1])),))
+    with pytest.raises(Corrupt, match="deletion vector"):  # not of this version: its rows are not known to be there
+        scan(Folder.at(tmp_path), "tables/t", unknown)
+
+
+class Source(TableSource):
+    """The table in this folder and store, without settings."""
+
+    folder: Path
+    store: MemoryStore
+    settings = load(sections(), env={})
+
+    @property
+    def location(self) -> Folder:
+        return Folder.at(self.folder)
+
+    def snapshot(self, version: int | None = None, *, existing: bool = True) -> Snapshot:
+        return asyncio.run(history.snapshot(self.store, self.root, version=version))
+
+
+def test_a_stream_reads_the_rows_of_the_version_that_it_planned(tmp_path: Path) -> None:
+    """One that is started again repeats its last micro-batch, though the table has other deletion vectors since."""
+    first, second = {"a.parquet": None}, {"a.parquet": inline_vector([1])}
+    source = Source({"path": "t"})
+    source.folder, source.store = tmp_path, marked(tmp_path, first, second, {"a.parquet": inline_vector([1, 4])})
+    stream = source.streamReader(StructType([StructField("id", LongType())]))
+
+    def ids(until: int) -> list[int]:
+        tasks = stream.partitions({"version": -1}, {"version": until})
+        return [one for task in tasks for batch in stream.read(task) for one in batch.column(0).to_pylist()]
+
+    assert [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [0, 2, 3, 5]] == [ids(until) for until in range(3)]
+
+
+def test_a_write_of_spark_keeps_the_tables_keys_and_order() -> None:
+    """Rows of an append are ordered like all others, and a new column changes only the schema."""
+    held = state(properties={"lakebed.keys": "id", "lakebed.cluster_by": "name"}, keys=("id",))
+    schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
+
+    added = spec_of("t", held, StructType([*schema.fields, StructField("more", LongType())]), {})
+    without = spec_of("t", held, StructType(schema.fields[:1]), {}, overwrite=True)
+
+    assert (("id",), ("name",), ["id", "name", "more"]) == (added.keys, added.cluster_by, added.columns)
+    assert (("id",), ()) == (without.keys, without.cluster_by)
 
 
 def test_a_file_that_gets_a_deletion_vector_stays_in_the_table() -> None:
@@ -327,11 +415,11 @@ def test_moments_and_nested_values_of_other_engines_are_read(tmp_path: Path) -> 
     for name, old in (("int96.parquet", True), ("ns.parquet", False)):
         pq.write_table(rows, folder / name, use_deprecated_int96_timestamps=old, version="2.6")
     us = pa.timestamp("us", tz="UTC")
-    new = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
+    new = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.string())])
     types = {"t": us, "s": new, "l": pa.list_(new), "n": pa.int64()}
     held = Snapshot(0, SPEC.schema_json, files=(DataFile("int96.parquet", 1, 2), DataFile("ns.parquet", 1, 2)))
 
-    found = read(tmp_path, held, types)
+    found = read_by_task(Folder.at(tmp_path), "tables/t", held, types)
 
     assert found[:2] == found[2:]
     assert (123456, None) == (found[0]["t"].microsecond, found[1]["t"])

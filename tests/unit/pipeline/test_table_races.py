@@ -22,7 +22,7 @@ from lakebed.delta.stats import shown
 from lakebed.pipeline.tables import compaction, files
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.memory import MemoryStore
-from support.delta_tables import Folder
+from support.delta_tables import Folder, read_by_task
 from support.runtimes import runtime_on
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("day", "string"))), keys=("id",), partition_by=("day",))
@@ -65,10 +65,8 @@ class World:
 
     def ids(self) -> list[int]:
         state = self.opened().snapshot()
-        listed = {"path": [file.path for file in state.files], "partition": ["{}"] * len(state.files)}
-        task = files.reading(self.location, SPEC.root, {"id": pa.int64()}, ("day",))
-        rows = task(iter([pa.RecordBatch.from_pydict(listed)])) if state.files else []
-        return sorted(id for batch in rows for id in batch["id"].to_pylist())
+        rows = read_by_task(self.location, SPEC.root, state, {"id": pa.int64()}) if state.files else []
+        return sorted(row["id"] for row in rows)
 
 
 @pytest.fixture
@@ -163,6 +161,7 @@ def test_files_that_are_old_as_a_whole_leave_without_being_read(
 
     with monkeypatch.context() as patched:
         patched.setattr(compaction, "F", _Column())
+        patched.setattr(compaction, "quoted", str)
         result = table.remove_before("time", moment)
 
     assert [[held[1], held[3], held[4]]] == asked

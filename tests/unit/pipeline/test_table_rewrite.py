@@ -21,6 +21,7 @@ from lakebed.delta.log import Commit, fields_of
 from lakebed.delta.model import CommitResult, DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import Predicate, chosen, parse_predicate
+from lakebed.delta.types import arrow_type
 from lakebed.pipeline.tables import changes, files, rewrite
 from lakebed.pipeline.tables.scan import FileScan, row_groups, scan
 from lakebed.pipeline.tables.table import Table
@@ -334,12 +335,52 @@ def test_what_is_no_condition_is_refused_with_an_example(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("long", "1.5"), ("long", "'x'"), ("timestamp", "'soon'"), ("boolean", "3"), ("date", "5")]
+    ("kind", "value"),
+    [
+        ("long", "1.5"),
+        ("long", "'x'"),
+        ("long", "9223372036854775808"),
+        ("integer", "-2147483649"),
+        ("byte", "128"),
+        ("decimal(12,2)", "1.005"),
+        ("decimal(12,2)", "12345678901"),
+        ("decimal(12,2)", "'NaN'"),
+        ("timestamp", "'soon'"),
+        ("boolean", "3"),
+        ("date", "5"),
+    ],
 )
 def test_a_value_that_its_column_cannot_have_is_refused(kind: str, value: str) -> None:
     """`id = 1.5` on whole numbers is a mistake, and so is text that is no date."""
     with pytest.raises(Invalid, match="is no value of it"):
         parse_predicate(f"c = {value}").typed(schema_json((("c", kind),)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("long", "-9223372036854775808"), ("byte", "127"), ("decimal(12,2)", "1.50"), ("decimal(12,2)", "-9999999999.99")],
+)
+def test_the_last_value_that_a_column_can_have_is_compared(kind: str, value: str) -> None:
+    """What fits is found in Arrow too."""
+    wanted = parse_predicate(f"c = {value}").typed(schema_json((("c", kind),)))
+    rows = pa.table({"c": pa.array([wanted.terms[0].value, None], arrow_type(kind))})
+
+    assert 1 == rows.filter(wanted.expression({"c": arrow_type(kind)})).num_rows
+
+
+def test_a_row_without_a_key_is_never_taken_for_another(tmp_path: Path) -> None:
+    """As in SQL, null equals nothing: such a row neither replaces one nor is replaced, in whatever file it is."""
+    world = World(tmp_path, TableSpec("n", schema_json((("id", "long"), ("name", "string"))), keys=("id",)))
+
+    def written(ids: list[int | None], name: str) -> list[DataFile]:
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array([name] * len(ids))})
+        return files.write_files(rows, world.spec, world.location, world.location.filesystem())
+
+    world.table.append_files(written([1, None], "old"))
+    done = rewrite.upsert_files(world.table, written([1, None], "new"), None)
+
+    assert (1, 1) == (done.rows_inserted, done.rows_replaced)
+    assert {(1, "new"), (None, "new"), (None, "old")} == {(row["id"], row["name"]) for row in world.rows()}
 
 
 def test_a_widening_writes_every_file_again_and_changes_no_row(world: World) -> None:
@@ -379,6 +420,24 @@ def test_the_changes_of_a_version_are_only_the_rows_that_changed(world: World) -
         ("new9", "insert", 1),
     ] == changed(world, 1, name)
     assert [("old0", "delete", 2)] == changed(world, 2, name)
+
+
+def test_copied_rows_without_a_key_or_with_the_same_key_are_no_changes() -> None:
+    """An append may bring a key twice, or none: such rows are paired in their order."""
+
+    def held(*rows: tuple[int | None, str | None, int]) -> pa.Table:
+        names = [("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())]
+        return pa.Table.from_pylist([dict(zip(("a", "b", "v"), row, strict=True)) for row in rows], pa.schema(names))
+
+    same = [(None, "x", 1), (None, "x", 2), (5, None, 3), (None, None, 4), (7, "y", 5), (7, "y", 6)]
+    before = held(*same, (8, "z", 7), (9, "z", 9), (9, "z", 10))
+    after = held(*same[4:], *same[:4], (8, "z", 8), (9, "z", 11), (None, None, 12))
+
+    found = {kind: rows.column("v").to_pylist() for kind, rows in changes.paired(before, after, ("a", "b"))}
+
+    assert [10] == found["delete"]
+    assert [12] == found["insert"]
+    assert ([7, 9], [8, 11]) == (found["update_preimage"], found["update_postimage"])
 
 
 def test_clustered_rows_are_ordered_in_files_and_skipped_by_row_group(tmp_path: Path) -> None:

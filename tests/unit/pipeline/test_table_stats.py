@@ -16,12 +16,16 @@ import pyarrow.dataset as ds
 import pytest
 
 from lakebed.delta.log import Commit, encode, log_key, overlapping
-from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec
+from lakebed.delta.plain import schema_json
+from lakebed.delta.predicate import parse_predicate
 from lakebed.delta.stats import LAST_CHARACTER, moments
 from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.scan import scan
 from support.delta_tables import Folder
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, 123456, tzinfo=UTC)
+FIRST = datetime(1, 1, 1, tzinfo=UTC)
 LONG = "k" * 300
 
 
@@ -53,6 +57,8 @@ KINDS = {
     "flag": ([True, True], True),
     "day": ([date(2026, 1, 1), date(2026, 1, 2)], date(2026, 1, 2)),
     "moment": (pa.array([NOON, None], pa.timestamp("us", tz="UTC")), NOON),
+    "first moment": (pa.array([FIRST, NOON], pa.timestamp("us", tz="UTC")), FIRST),
+    "first day": ([date(1, 1, 1), date(2026, 1, 2)], date(1, 1, 1)),
     "decimal": (pa.array([Decimal("12345678901234567890123456.789"), None]), Decimal("12345678901234567890123456.789")),
     "bytes": ([b"x", b"y"], b"y"),
     "nothing": (pa.nulls(2, pa.int64()), None),
@@ -104,6 +110,28 @@ def test_a_file_with_nan_has_no_ranges_for_others_and_keeps_its_keys_for_us(tmp_
     assert 0 == json.loads(add["tags"]["lakebed.bounds"])["minValues"]["id"]
     dataset = theirs(tmp_path).to_pyarrow_dataset()
     assert 1 == dataset.to_table(filter=ds.field("f") == 1.0).num_rows
+    assert [] == overlapping([file], "id", 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("timestamp", pa.array([253_402_300_800_000_000, 5], pa.timestamp("us", tz="UTC"))),  # the year 10000
+        ("timestamp", pa.array([-70_000_000_000_000_000, 5], pa.timestamp("us", tz="UTC"))),
+        ("date", pa.array([2_932_897, 5], pa.date32())),
+    ],
+)
+def test_a_moment_that_python_cannot_hold_is_written_and_found(tmp_path: Path, kind: str, values: pa.Array) -> None:
+    """Spark has such moments. The file has no ranges for others then, and those of other columns for us."""
+    (file,) = table_of(tmp_path, rows(0, c=values))
+    state = Snapshot(0, schema_json((("id", "long"), ("c", kind))), files=(file,))
+    location = Folder.at(tmp_path)
+
+    found = scan(location, "tables/t", state, predicate=parse_predicate("c >= '1970-01-01'"))
+    lost = scan(location, "tables/t", state, predicate=parse_predicate("id = 5"))
+
+    assert "minValues" not in json.loads(file.stats)
+    assert (sum(value.value >= 0 for value in values), 0) == (found.num_rows, lost.num_rows)
     assert [] == overlapping([file], "id", 5, 9)
 
 

@@ -222,6 +222,8 @@ async def _throughput(bench: TablesBench) -> list[Check]:
             "wide native": lambda: bench.read_native(()),
             "wide parquet, bucket": lambda: bench.read_parquet_in_bucket(()),
         }
+    else:
+        bench.env.report("Delta's own reader is not measured: spark.conf names no Delta jars (docs/parts/tables.md)")
     rates = await _rounds(contenders)
     checks = [measured(f"{name}, {bench.rows} rows", rates[name], "rows/s") for name in contenders]
     checks += [

@@ -92,9 +92,10 @@ def paired(before: Any, after: Any, keys: Sequence[str]) -> Iterator[tuple[str, 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    left = before.select(list(keys)).append_column(_LEFT, pa.arange(0, before.num_rows))
-    right = after.select(list(keys)).append_column(_RIGHT, pa.arange(0, after.num_rows))
-    both = left.join(right, keys=list(keys), join_type="full outer")
+    left, right = _numbered(before, after, keys)
+    both = left.append_column(_LEFT, pa.arange(0, before.num_rows)).join(
+        right.append_column(_RIGHT, pa.arange(0, after.num_rows)), keys=left.column_names, join_type="full outer"
+    )
     both = both.sort_by([(_LEFT, "ascending"), (_RIGHT, "ascending")])
     new = both.filter(pc.is_null(both.column(_LEFT))).column(_RIGHT)
     gone = both.filter(pc.is_null(both.column(_RIGHT))).column(_LEFT)
@@ -105,6 +106,28 @@ def paired(before: Any, after: Any, keys: Sequence[str]) -> Iterator[tuple[str, 
     yield BEFORE, was.filter(differs)
     yield AFTER, now.filter(differs)
     yield INSERT, after.take(new)
+
+
+def _numbered(before: Any, after: Any, keys: Sequence[str]) -> tuple[Any, Any]:
+    """Each row's key as a number, and which row of that key it is on its side: keys may be null, or come twice."""
+    import numpy as np
+    import pyarrow as pa
+
+    size = before.num_rows
+    group = np.zeros(size + after.num_rows, np.int64)
+    for name in keys:
+        column = pa.chunked_array([*before.column(name).chunks, *after.column(name).chunks], before.column(name).type)
+        codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+        group = np.unique(group * (codes.max(initial=0) + 1) + codes, return_inverse=True)[1]
+
+    def side(of: Any) -> Any:
+        order, at = np.argsort(of, kind="stable"), np.arange(len(of))
+        first = np.diff(of[order], prepend=-1) != 0
+        turn = np.empty(len(of), np.int64)
+        turn[order] = at - np.maximum.accumulate(np.where(first, at, 0))
+        return pa.table({"_group": of, "_turn": turn})
+
+    return side(group[:size]), side(group[size:])
 
 
 def _differs(was: Any, now: Any) -> Any:

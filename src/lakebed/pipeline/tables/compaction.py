@@ -21,6 +21,7 @@ from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, Wri
 from lakebed.delta.stats import moments, shown
 from lakebed.pipeline.tables import files, rewrite
 from lakebed.pipeline.tables.clustering import clustered
+from lakebed.pipeline.tables.frames import quoted
 from lakebed.spark.location import Location
 from lakebed.spark.tasks import in_arrow
 
@@ -138,7 +139,9 @@ def remove_before(table: Table, column: str, moment: datetime) -> CommitResult:
         mixed = [file for file in touched if file.nulls.get(column, 1) or (moments(file, column)[1] or "~") >= limit]
         rows = table.rows_of(mixed, table.columns_of(state), state)
         kept = rows.filter(F.col(column).isNull() | (F.col(column) >= F.lit(moment)))
-        written = table.write(kept.select(*table.spec.columns).coalesce(max(1, len(mixed)))) if mixed else []
+        written = (
+            table.write(kept.select(*map(quoted, table.spec.columns)).coalesce(max(1, len(mixed)))) if mixed else []
+        )
         gone = sum(file.rows for file in touched) - sum(file.rows for file in written)
         if not gone:
             return CommitResult(state.version, repeated=True)

@@ -19,14 +19,12 @@ from lakebed.delta.model import DataFile, TableSpec, key_of, path_of
 from lakebed.delta.stats import measured
 from lakebed.pipeline.tables import columns
 from lakebed.pipeline.tables.clustering import clustered
-from lakebed.pipeline.tables.columns import ColumnMapping
 from lakebed.spark.location import Location
 
 ROWS_PER_FILE_MAX = 2_000_000
 ROW_GROUP_ROWS = 131_072  # what a lookup by key decodes at least: small enough to skip the rest, large enough to scan
 BYTES_PER_FILE_MAX = 128 * 1024 * 1024  # of Arrow memory, before Parquet makes it smaller
 WRITTEN = "file string"  # the schema of what a writing task returns: one JSON DataFile a row
-FILE_COLUMN = "_file"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # In a partition's folder only characters that every engine encodes alike in the log's paths: delta-spark's VACUUM and
 # delta-rs's RESTORE compare encoded paths, and each would take a path that the other encoded for another file.
@@ -54,45 +52,6 @@ def writing(spec: TableSpec, location: Location) -> Callable[[Batches], Batches]
             yield _described(pa, write_files(pa.Table.from_batches(held), spec, location, filesystem))
 
     return write
-
-
-def reading(
-    location: Location,
-    root: str,
-    types: dict[str, Any],
-    partition_by: Sequence[str],
-    *,
-    with_file: bool = False,
-    mapped: ColumnMapping = ColumnMapping(),
-    version: int | None = None,
-) -> Callable[[Batches], Batches]:
-    """The task that reads files: its input has columns `path` and `partition` (JSON), its output the table's rows.
-
-    `types` are the wanted columns' Arrow types: a file older than a column gives nulls for it. Columns of partitions
-    are given as text. `version` is that of the table whose deletion vectors are obeyed; None: it has none.
-    """
-
-    def read(batches: Batches) -> Batches:
-        filesystem = location.filesystem()
-        for batch in batches:
-            kept = columns.kept_rows(location, root, version) if version is not None else {}
-            for path, partition in zip(batch["path"].to_pylist(), batch["partition"].to_pylist(), strict=True):
-                key, values = key_of(root, path), msgspec.json.decode(partition)
-                with columns.opened(location, filesystem, key) as file:
-                    begin = 0
-                    stored = _stored(types, partition_by, mapped, file.schema_arrow)
-                    for rows in file.iter_batches(batch_size=65_536, columns=list(stored.values())):
-                        left = columns.only_kept(rows, begin, kept[key]) if key in kept else rows
-                        begin += rows.num_rows
-                        yield _with_values(left, types, stored, values, mapped, path if with_file else None)
-
-    return read
-
-
-def _stored(types: dict[str, Any], partition_by: Sequence[str], mapped: ColumnMapping, schema: Any) -> dict[str, str]:
-    """The names in the file of the wanted columns that it has."""
-    found = {name: mapped.stored(name, schema) for name in types if name not in partition_by}
-    return {name: stored for name, stored in found.items() if stored is not None}
 
 
 def read_file(location: Location, filesystem: Any, root: str, path: str, schema: Any) -> Any:
@@ -208,32 +167,6 @@ def folder_name(value: str | None) -> str:
     if value is None:
         return NO_VALUE
     return _ESCAPED.sub(lambda found: quote(found[0], safe="").replace("~", "%7E"), value)
-
-
-def _with_values(
-    rows: Any,
-    types: dict[str, Any],
-    stored: dict[str, str],
-    values: dict[str, str | None],
-    mapped: ColumnMapping,
-    path: str | None,
-) -> Any:
-    import pyarrow as pa
-
-    def column(name: str, kind: Any) -> Any:
-        if name in stored:
-            return columns.fit(rows.column(stored[name]), kind, mapped.types.get(name))
-        physical = mapped.names.get(name, name)
-        if physical in values:
-            return pa.array([values[physical]] * rows.num_rows, pa.string())
-        return pa.nulls(rows.num_rows, columns.relaxed(kind))
-
-    arrays = [column(name, kind) for name, kind in types.items()]
-    names = list(types)
-    if path is not None:
-        arrays.append(pa.array([path] * rows.num_rows, pa.string()))
-        names.append(FILE_COLUMN)
-    return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def _described(pa: Any, files: list[DataFile]) -> Any:

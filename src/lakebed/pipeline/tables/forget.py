@@ -12,19 +12,22 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
 
 import msgspec
 
+from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, LakebedError, NotFound
 from lakebed.delta import history, vacuum
-from lakebed.delta.log import fields_of
+from lakebed.delta.log import decode, fields_of
 from lakebed.delta.model import ONCE, DataFile, Snapshot, TableSpec, key_of, path_of
 from lakebed.delta.predicate import Predicate, chosen, equal, parse_predicate
 from lakebed.pipeline.bronze.places import LAYERS, placed, table_name, tables_of
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.tables import rewrite
+from lakebed.pipeline.tables.files import NO_VALUE
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.store.model import ObjectInfo
@@ -151,39 +154,65 @@ class Forgetter:
         if state.version < 0:
             return ForgottenTable(name, note="nothing was ever committed")
         rewrite.check_plain(state, name)
-        removal = self._removal(layer, name, keys, state)
-        if removal is None:
-            rebuilt = ": rebuilt from silver by the next run" if layer == "gold" else ""
-            return ForgottenTable(name, version=state.version, note=f"has no column {', '.join(keys)}{rebuilt}")
-        table = open_table(self._context, name, state)
-        if dry_run:
-            rows = sum(hit.rows for hit in rewrite.count(table, removal, _candidates(state, removal)))
-            version = state.version
-        else:
-            done = rewrite.remove(table, lambda now: (removal, _candidates(now, removal)))
-            rows, version = done.rows_removed, done.version
-            state = table.snapshot()
-        old = self._old(table, removal, state)
-        if purge and not dry_run:
-            asyncio.run(vacuum.delete(self._store, old))
-        gone_by = self._after(self._keep_s()) if (old or rows) and not (purge and not dry_run) else ""
-        return ForgottenTable(name, rows, version, len(old), gone_by)
-
-    def _removal(self, layer: str, name: str, keys: Mapping[str, str], state: Snapshot) -> rewrite.RowRemoval | None:
-        """The rows that go from this table; None when it lacks one of the columns."""
-        kinds = fields_of(state.schema_json)
-        if layer == "quarantine":
-            return rewrite.RowRemoval(values=dict(keys), column=ROW) if ROW in kinds else None
-        wanted = dict(keys)
-        if layer == "silver":
-            renamed = self._renamed(name.rsplit("/", 1)[-1])
-            wanted = {renamed.get(column, column): value for column, value in keys.items()}
-        if any(column not in kinds for column in wanted):
-            return None
+        wanted = {ROW: ""} if layer == "quarantine" else self._wanted(layer, name, keys)
+        lost = [column for column in wanted if column not in fields_of(state.schema_json)]
+        note = f"has no column {', '.join(lost)}" if lost else ""
+        note += ": rebuilt from silver by the next run" if lost and layer == "gold" else ""
+        known = _with_columns(state, lost)  # files of older versions may have them
         try:
-            return rewrite.RowRemoval(equal(wanted).typed(state.schema_json))
-        except Invalid:  # a value that this column cannot have is in no row
-            return None
+            predicate = equal(wanted).typed(known.schema_json)
+        except Invalid as error:
+            return ForgottenTable(name, version=state.version, note=f"no row can have it: {error.message}")
+        removal = rewrite.RowRemoval(predicate)
+        if layer == "quarantine":
+            removal = rewrite.RowRemoval(values=dict(keys), column=ROW)
+        rows = 0
+        if not lost and dry_run:
+            table = open_table(self._context, name, state)
+            rows = sum(hit.rows for hit in rewrite.count(table, removal, _candidates(state, removal)))
+        elif not lost:
+            table = open_table(self._context, name, state)
+            rows = rewrite.remove(table, lambda now: (removal, _candidates(now, removal))).rows_removed
+            state = known = table.snapshot()
+        found = self._old(open_table(self._context, name, known), removal, state)
+        done = ForgottenTable(name, rows, state.version, gone_by=self._gone_by(state), note=note)
+        return self._report(done, found, purge=purge and not dry_run)
+
+    def _report(self, done: ForgottenTable, found: list[ObjectInfo], *, purge: bool) -> ForgottenTable:
+        """With the files of older versions, which are deleted now if they shall be purged.
+
+        A file that no version names yet may be one that a writer is about to commit: it stays.
+        """
+        coming = asyncio.run(self._uncommitted(f"tables/{done.table}", found))
+        if purge:
+            asyncio.run(vacuum.delete(self._store, [info for info in found if info not in coming]))
+        left = coming if purge else found
+        note = f"{len(coming)} files that are not committed yet have such rows: run it again in an hour"
+        return msgspec.structs.replace(
+            done,
+            old_files=len(found),
+            gone_by=done.gone_by if left or (done.rows and not purge) else "",
+            note=note if coming else done.note,
+            refused=bool(coming),
+        )
+
+    async def _uncommitted(self, root: str, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Those that are so new that their writer may still commit them, and that no version names."""
+        since_ms = now_ms(self._context.clock) - int(vacuum.KEEP_S_MIN * 1000)
+        young = [info for info in found if info.modified_ms >= since_ms]
+        if not young:
+            return []
+        there = await history.listing(self._store, root)
+        named: set[str] = set()
+        for entry in there.entries.values():
+            if entry.modified_ms >= since_ms:  # an entry is younger than the files it adds
+                named |= history.named(root, decode((await self._store.get(entry.key)).data, entry.key))
+        return [info for info in young if info.key not in named]
+
+    def _wanted(self, layer: str, name: str, keys: Mapping[str, str]) -> dict[str, str]:
+        """The values by this table's own names of the columns."""
+        renamed = self._renamed(name.rsplit("/", 1)[-1]) if layer == "silver" else {}
+        return {renamed.get(column, column): value for column, value in keys.items()}
 
     def _renamed(self, table: str) -> dict[str, str]:
         """Bronze's names of columns, and what silver calls them."""
@@ -204,7 +233,10 @@ class Forgetter:
 
         found = asyncio.run(listed())
         by_path = {path_of(info.key.removeprefix(f"{root}/")): info for info in found}
-        files = [DataFile(path, info.size, -1, _partition(path, state)) for path, info in by_path.items()]
+        files = [
+            DataFile(path, info.size, -1, _partition(info.key.removeprefix(f"{root}/")))
+            for path, info in by_path.items()
+        ]
         return [by_path[hit.path] for hit in rewrite.count(table, removal, files) if hit.rows]
 
     def _complete(self, project: str, only: str) -> bool:
@@ -225,10 +257,14 @@ class Forgetter:
     async def _snapshot(self, name: str) -> Snapshot:
         return await history.snapshot(self._store, f"tables/{await placed(self._store, name)}")
 
-    def _keep_s(self) -> float:
+    def _gone_by(self, state: Snapshot) -> str:
+        """When vacuum will have deleted what leaves this table now."""
         settings = self._context.settings
         bronze, pipeline = settings.of(BronzeSettings), settings.of(PipelineSettings)
-        return max(vacuum.KEEP_S, bronze.keep_versions_s) + pipeline.retention_interval_s
+        keep_s = vacuum.kept_s(state, max(vacuum.KEEP_S, bronze.keep_versions_s))
+        if keep_s == float("inf"):
+            return f"never: {vacuum.RETENTION} of the table is {state.properties[vacuum.RETENTION]!r}"
+        return self._after(keep_s + pipeline.retention_interval_s)
 
     def _after(self, seconds: float) -> str:
         moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC) + timedelta(seconds=seconds)
@@ -240,8 +276,14 @@ def _candidates(state: Snapshot, removal: rewrite.RowRemoval) -> list[DataFile]:
     return chosen(state.files, predicate, state.schema_json)
 
 
-def _partition(path: str, state: Snapshot) -> dict[str, str | None]:
+def _with_columns(state: Snapshot, names: Sequence[str]) -> Snapshot:
+    """The table as if it had these columns too, as text."""
+    schema = msgspec.json.decode(state.schema_json)
+    schema["fields"] += [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in names]
+    return msgspec.structs.replace(state, schema_json=msgspec.json.encode(schema).decode())
+
+
+def _partition(name: str) -> dict[str, str | None]:
     """The partition values in a file's folders; the log has them exactly, but not of files that it no longer names."""
-    values: Sequence[str] = [folder for folder in path.split("/")[:-1] if "=" in folder]
-    pairs = dict(folder.split("=", 1) for folder in values)
-    return {name: pairs.get(name) for name in state.partition_by}
+    pairs = [folder.split("=", 1) for folder in name.split("/")[:-1] if "=" in folder]
+    return {unquote(column): None if text in ("", NO_VALUE) else unquote(text) for column, text in pairs}

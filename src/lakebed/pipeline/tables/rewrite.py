@@ -23,8 +23,9 @@ from lakebed.delta.predicate import Predicate, chosen
 from lakebed.delta.protocol import mapping
 from lakebed.delta.types import arrow_type, widens
 from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.frames import quoted
 from lakebed.pipeline.tables.merge import holding, keys_of, overlapping_files, twice
-from lakebed.pipeline.tables.scan import FileScan
+from lakebed.pipeline.tables.scan import FILE_COLUMN, FileScan
 from lakebed.spark.location import Location
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class RowRemoval(msgspec.Struct, frozen=True):
         if self.column:
             return at.filter(pa.array([not _has(text, self.values) for text in rows.column(0).to_pylist()], pa.bool_()))
         if self.keys is not None and len(self.columns) == 1:
-            gone = pc.is_in(rows.column(0), value_set=self.keys.column(0).combine_chunks())
+            # As in the join below, and in SQL, a null equals nothing.
+            gone = pc.is_in(rows.column(0), value_set=self.keys.column(0).drop_null().combine_chunks())
             return at.filter(pc.invert(gone))
         numbered = rows.append_column(_AT, at)
         if self.keys is not None:
@@ -289,15 +291,15 @@ def _upsert_joined(
             raise twice(table.spec)
         candidates = {file.path: file for file in overlapping_files(state.files, [*written, *deleted], names[0])}
         held = table.rows_of(list(candidates.values()), names, state, with_file=True)
-        hits = held.join(coming, on=names, how="left_semi").groupBy(files.FILE_COLUMN).count().collect()
-        touched = [candidates[hit[files.FILE_COLUMN]] for hit in hits]
+        hits = held.join(coming, on=names, how="left_semi").groupBy(FILE_COLUMN).count().collect()
+        touched = [candidates[hit[FILE_COLUMN]] for hit in hits]
         out = sum(hit["count"] for hit in hits)
         dead = held.join(table.rows_of(deleted, names, state), on=names, how="left_semi").count() if deleted else 0
         kept: list[DataFile] = []
         if touched:
             rest = table.rows_of(touched, table.spec.columns, state).join(coming, on=names, how="left_anti")
             tasks = max(len(touched), -(-sum(max(0, file.rows) for file in touched) // ROWS_PER_TASK))
-            rest = rest.select(*table.spec.columns)
+            rest = rest.select(*map(quoted, table.spec.columns))
             kept = table.write(rest.repartition(tasks) if tasks > len(touched) else rest.coalesce(tasks))
         commit = merged(written, kept, touched, batch, note, replaced=out - dead, dead=dead)
         result = _result(commit, out)

@@ -8,13 +8,14 @@ The same code reads in a command, in the console and in Spark's executors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Corrupt, Invalid
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import DataFile, Snapshot, key_of
 from lakebed.delta.predicate import Predicate, chosen, value_of
@@ -24,6 +25,7 @@ from lakebed.pipeline.tables.columns import ColumnMapping, fetching, fit, fragme
 from lakebed.spark.location import Location
 
 BATCH_ROWS = 65_536
+FILE_COLUMN = "_file"
 THREADS_MAX = 8  # files that one process reads at once
 
 
@@ -89,9 +91,13 @@ class FileScan(msgspec.Struct, frozen=True):
 
     def _left(self, file: DataFile) -> Any:
         """Which rows a deletion vector has left; None: all."""
-        if self.version is None or not file.vector:
+        if not file.vector:
             return None
-        return kept_rows(self.location, self.root, self.version).get(key_of(self.root, file.path))
+        assert self.version is not None
+        found = kept_rows(self.location, self.root, self.version).get(key_of(self.root, file.path))
+        if found is None:
+            raise Corrupt(f"version {self.version} of {self.root} has no deletion vector of {file.path}")
+        return found
 
     def _matching(self, source: Any, group: int, file: DataFile, left: Any) -> Any:
         """The matching rows of a row group, with the wanted columns."""
@@ -134,6 +140,32 @@ class FileScan(msgspec.Struct, frozen=True):
 
 
 _AT = "_at"
+
+
+def reading(wanted: FileScan, *, with_file: bool = False) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The task that reads files, for `mapInArrow`: its input is a JSON DataFile a row, its output their rows, with the
+    path of each one's file where it is asked for.
+    """
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        filesystem = wanted.location.filesystem()
+        for batch in batches:
+            for text in batch["file"].to_pylist():
+                file = msgspec.json.decode(text, type=DataFile)
+                for rows in wanted.batches(file, filesystem):
+                    named = [pa.repeat(pa.scalar(file.path), rows.num_rows)] if with_file else []
+                    names = [*wanted.types, *([FILE_COLUMN] if with_file else [])]
+                    yield pa.RecordBatch.from_arrays([*rows.columns, *named], names)
+
+    return read
+
+
+def described(file: DataFile) -> str:
+    """What a task needs to read the file."""
+    slim = DataFile(file.path, file.size, file.rows, file.partition, vector=file.vector)
+    return msgspec.json.encode(slim).decode()
 
 
 def _stored(schema: Any, types: Mapping[str, Any], mapped: ColumnMapping, file: DataFile) -> dict[str, str]:
@@ -217,7 +249,8 @@ def row_groups(metadata: Any, file: DataFile, predicate: Predicate, kinds: Mappi
             name, stats = column.path_in_schema, column.statistics
             if name in predicate.columns and stats is not None:
                 if stats.has_min_max:
-                    low[name], high[name] = stats.min, stats.max
+                    with suppress(OverflowError, ValueError):  # a moment outside Python's years 1 to 9999
+                        low[name], high[name] = stats.min, stats.max
                 if stats.has_null_count:
                     nulls[name] = stats.null_count
         if predicate.may_match(DataFile("", 0, group.num_rows, file.partition, low, high, nulls), kinds):

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from lakebed.core.settings import Settings
 from lakebed.delta.model import TableSpec, WriteBatch
+from lakebed.pipeline.tables.frames import quoted
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.store.settings import StoreSettings
@@ -35,7 +36,7 @@ class TableSink:
         self._table: Table | None = None
 
     def __call__(self, rows: DataFrame, number: int) -> None:
-        wanted = rows.select(*self.spec.columns)
+        wanted = rows.select(*map(quoted, self.spec.columns))
         self.table(rows.sparkSession).append(wanted, WriteBatch(self._application, number))
 
     def table(self, spark: SparkSession) -> Table:

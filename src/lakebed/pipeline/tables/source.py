@@ -64,11 +64,13 @@ OPERATORS: dict[str, Operator] = {
 
 
 class FileTask(InputPartition):  # type: ignore[misc]
-    """What one task reads: parts of files, or the changes of one version."""
+    """What one task reads: parts of files, or the changes of one version; `version` is that of the files."""
 
-    def __init__(self, parts: Sequence[tuple[DataFile, int, int]], change: FileChanges | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[tuple[DataFile, int, int]], change: FileChanges | None = None, version: int | None = None
+    ) -> None:
         super().__init__(None)
-        self.parts, self.change = list(parts), change
+        self.parts, self.change, self.version = list(parts), change, version
 
     def __repr__(self) -> str:
         return f"FileTask({len(self.parts)} files)"
@@ -204,27 +206,26 @@ def task_bytes(held: Sequence[DataFile], tasks: int = 0) -> int:
     return max(1 if tasks else TASK_BYTES_MIN, min(TASK_BYTES, -(-total // wanted)))
 
 
-def file_tasks(held: Sequence[DataFile], tasks: int = 0) -> list[InputPartition]:
+def file_tasks(held: Sequence[DataFile], tasks: int = 0, version: int | None = None) -> list[InputPartition]:
     """Small files together, large files in parts: about as many bytes for each task."""
-    limit = task_bytes(held, tasks)
-    return _shared(held, limit)
+    return [FileTask(parts, version=version) for parts in _shared(held, task_bytes(held, tasks))]
 
 
-def _shared(held: Sequence[DataFile], limit: int) -> list[InputPartition]:
-    tasks: list[InputPartition] = []
+def _shared(held: Sequence[DataFile], limit: int) -> list[list[tuple[DataFile, int, int]]]:
+    tasks: list[list[tuple[DataFile, int, int]]] = []
     group: list[tuple[DataFile, int, int]] = []
     size = 0
     for file in held:
         parts = max(1, round(file.size / limit))
         if parts > 1:
-            tasks += [FileTask([(file, n, parts)]) for n in range(parts)]
+            tasks += [[(file, n, parts)] for n in range(parts)]
             continue
         if group and size + file.size > limit:
-            tasks.append(FileTask(group))
+            tasks.append(group)
             group, size = [], 0
         group.append((file, 0, 1))
         size += file.size
-    return [*tasks, *([FileTask(group)] if group else [])]
+    return [*tasks, *([group] if group else [])]
 
 
 class TableReader(DataSourceReader):  # type: ignore[misc]
@@ -289,10 +290,11 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if after == until:
             return []
         if after < 0:
+            # Other versions than the stream began with have other deletion vectors.
             held = self._source.snapshot(until).files
             if self._source.with_changes:
-                return [FileTask([], FileChanges(until, (file,))) for file in held]
-            return file_tasks(held, self._source.given.tasks)
+                return [FileTask([], FileChanges(until, (file,)), until) for file in held]
+            return file_tasks(held, self._source.given.tasks, until)
         found = self._source.changes(after, until)
         if self._source.with_changes:
             return [FileTask([], change) for change in found if change.adds or change.removes]
@@ -313,6 +315,8 @@ def _read(scan: FileScan, partition: Any, keys: Sequence[str]) -> Iterator[Any]:
         return
     freeze_modules()
     filesystem = scan.location.filesystem()
+    if partition.version is not None:
+        scan = msgspec.structs.replace(scan, version=partition.version)
     if partition.change is not None:
         yield from changes.changed(scan, partition.change, keys, filesystem)
     for file, number, parts in partition.parts:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from lakebed.store.settings import StoreSettings
 from lakebed.wiring.context import make_context
 
 Reader = Literal["auto", "delta", "lakebed"]
+NO_WORD = r"[^A-Za-z0-9_]"  # not in the name of a view
 VIEWS_MAX = 256  # kept from one statement to the next
 
 
@@ -95,7 +97,7 @@ class SqlTables:
         schema = StructType.fromJson(msgspec.json.decode(state.schema_json))
         columns = list(schema.names) if self.native else used_columns(text, schema.names)
         named = hashlib.sha256(f"{table} {state.version} {columns}".encode()).hexdigest()[:16]
-        view = f"lakebed_{table.rsplit('/', 1)[-1].replace('.', '_').replace('-', '_')}_{named}"
+        view = f"lakebed_{re.sub(NO_WORD, '_', table.rsplit('/', 1)[-1])}_{named}"
         if view not in self._views:
             if len(self._views) >= VIEWS_MAX:
                 self.spark.catalog.dropTempView(oldest := next(iter(self._views)))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from lakebed.core.clock import now_ms
@@ -27,9 +27,11 @@ from lakebed.delta import history
 from lakebed.delta.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping, same_columns
 from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, VersionChange, WriteBatch
 from lakebed.delta.predicate import Predicate, parse_predicate
+from lakebed.delta.types import arrow_type
 from lakebed.pipeline.tables import compaction, files, merge, rewrite
 from lakebed.pipeline.tables.columns import ColumnMapping
 from lakebed.pipeline.tables.frames import nullable, quoted
+from lakebed.pipeline.tables.scan import FILE_COLUMN, FileScan, described, reading
 from lakebed.spark.location import Location
 from lakebed.spark.tasks import in_arrow
 from lakebed.store.runtime import StoreRuntime
@@ -290,28 +292,18 @@ class Table:
     def rows_of(
         self, chosen: Sequence[DataFile], columns: Sequence[str], state: Snapshot, *, with_file: bool = False
     ) -> DataFrame:
-        known = [self.spec.schema_json, *([state.schema_json] if state.schema_json else [])]
-        schema = {field.name: field for text in known for field in StructType.fromJson(msgspec.json.decode(text))}
-        typed = [StructField(name, nullable(schema[name].dataType)) for name in columns]
-        given = StructType(
-            [StructField(field.name, StringType()) if field.name in state.partition_by else field for field in typed]
-            + ([StructField(files.FILE_COLUMN, StringType())] if with_file else [])
-        )
-        listed = [(file.path, msgspec.json.encode(file.partition).decode()) for file in chosen]
-        tasks = max(1, -(-len(listed) // FILES_PER_TASK))
-        sources = self.spark.createDataFrame(listed, "path string, partition string").repartition(tasks)
-        types = {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in typed}
-        task = files.reading(
-            self.location,
-            self.spec.root,
-            types,
-            state.partition_by,
-            with_file=with_file,
-            mapped=ColumnMapping.of(state, types),
-            version=state.version if any(file.vector for file in chosen) else None,
-        )
-        casts = [quoted(field.name).cast(field.dataType).alias(field.name) for field in typed]
-        return in_arrow(sources, task, given).select(*casts, *([files.FILE_COLUMN] if with_file else []))
+        schema = self.spec.schema_json
+        kinds = fields_of(schema) | fields_of(state.schema_json)
+        types = {name: arrow_type(kinds[name]) for name in columns}
+        mapped = ColumnMapping.of(state, types)
+        wanted = FileScan(self.location, self.spec.root, kinds, types, mapped=mapped, version=state.version)
+        known = [StructType.fromJson(msgspec.json.decode(text)) for text in (schema, state.schema_json) if text]
+        fields = {field.name: field for one in known for field in one.fields}
+        given = [StructField(name, nullable(fields[name].dataType)) for name in columns]
+        given += [StructField(FILE_COLUMN, StringType())] if with_file else []
+        tasks = max(1, -(-len(chosen) // FILES_PER_TASK))
+        listed = self.spark.createDataFrame([(described(file),) for file in chosen], files.WRITTEN).repartition(tasks)
+        return in_arrow(listed, reading(wanted, with_file=with_file), StructType(given))
 
     def columns_of(self, state: Snapshot) -> list[str]:
         if not state.schema_json:
@@ -325,6 +317,13 @@ class Table:
         if not grows(state.schema_json, self.spec.schema_json):
             raise Stale(f"table {self.spec.name} has another schema at version {state.version} than its writer knows")
         return len(fields_of(self.spec.schema_json)) > len(fields_of(state.schema_json))
+
+    def _check_layout(self, state: Snapshot, commit: Commit) -> None:
+        """Raises Stale for files of other partitions than the table's: other readers would find no value in them."""
+        if state.version == -1 or commit.overwrites or not commit.adds or state.partition_by == self.spec.partition_by:
+            return
+        held, ours = (", ".join(names) or "nothing" for names in (state.partition_by, self.spec.partition_by))
+        raise Stale(f"table {self.spec.name} is partitioned by {held}, not by {ours}")
 
     def _repeated(self, batch: WriteBatch | None, state: Snapshot | None = None) -> CommitResult | None:
         """The answer for a batch that was applied before; for one that is written once, the first answer again."""
@@ -368,6 +367,7 @@ class Table:
             if commit is None:
                 return CommitResult(state.version, repeated=True)
             commit.check(state, self.spec.name)
+            self._check_layout(state, commit)
             if state.version == -1:
                 commit = msgspec.structs.replace(commit, spec=self.spec, table_id=self._ids.uuid())
             elif commit.spec is not None or (not commit.overwrites and self._growing(state)):

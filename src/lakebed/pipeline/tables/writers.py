@@ -115,7 +115,9 @@ def spec_of(
         coming = {field.name: field for field in held} | {n: f for n, f in coming.items() if n not in names}
     keys = _names(own, "keys") or tuple(key for key in state.keys if key in coming)
     partition_by = _names(own, "partition_by") if overwrite or state.version < 0 else state.partition_by
-    return TableSpec(name, StructType(list(coming.values())).json(), keys=keys, partition_by=partition_by)
+    cluster_by = tuple(column for column in state.cluster_by if column in coming)
+    schema = StructType(list(coming.values())).json()
+    return TableSpec(name, schema, keys=keys, partition_by=partition_by, cluster_by=cluster_by)
 
 
 def _names(own: dict[str, str], option: str) -> tuple[str, ...]:
