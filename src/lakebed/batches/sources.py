@@ -37,6 +37,8 @@ class UnlandedBatches(Protocol):
 
     def unlanded(self) -> AsyncIterator[tuple[AcceptedBatch, Batch | None]]: ...
 
+    def damaged_files(self) -> int: ...
+
 
 class ReadResult(msgspec.Struct):
     """How reading went: batches by source, and what is missing."""
@@ -168,6 +170,8 @@ class SampleSources:
         """What the spool holds, less what is rolled up in this snapshot: a batch may have landed meanwhile."""
         if self._spool is None:
             return
+        if count := self._spool.damaged_files():
+            reading.missing.append(f"{count} damaged files in batches.spool_dir have batches that cannot be read")
         recent = frozenset(_digest(each) for each in covered.ids) if covered is not None else frozenset()
         async for accepted, batch in self._spool.unlanded():
             if reading.sources["spool"] >= self._batches_max:
