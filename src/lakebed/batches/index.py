@@ -34,7 +34,7 @@ from lakebed.store.protocol import Store
 
 READS_MAX = 16  # requests in progress at once for one reader
 HOURS_UNASKED = 24  # for a longer span, the days that exist are listed first
-GROUP = 1_000  # rows of an hour that are returned together
+GROUP = 5_000  # rows of an hour that are returned together
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # decoded segments, by their size before compression
 
 

@@ -36,7 +36,7 @@ DAY_NS = 24 * paths.HOUR_NS
 HOURS_MAX = 100  # hours of one pass; the rest waits for the next
 LEASE_S = 600.0
 BOOTS_AT_ONCE = 64
-DELETES_AT_ONCE = 256  # batches; at 40 ms a delete, 3,000 a second
+DELETES_AT_ONCE = 512  # batches, each of two deletes: at 20 ms a delete, 12,000 a second
 
 log = logger("batches")
 
@@ -216,7 +216,7 @@ class BatchRetention:
             self._removed.inc(len(rows))
         async for _ in ahead(sorted(packs), self._delete_pack):
             pass
-        async for _ in ahead(sorted(segments), self._store.delete):  # not those that were written since
+        async for _ in ahead(sorted(segments), self._store.delete, DELETES_AT_ONCE):  # not what came since
             pass
         report.removed_hours += 1
         await self._forget(hour, end_ns, held.epoch)

@@ -194,6 +194,11 @@ class Testbed:
         self.bucket.free = False
         self._began = (self.clock.monotonic_s(), _cpu_s())
 
+    async def skip(self, seconds: float) -> None:
+        """Time in which the loop has nothing to do."""
+        await self.clock.sleep(seconds)
+        self._began = (self._began[0] + seconds, self._began[1])
+
     def spent_s(self) -> float:
         """Virtual time and CPU time, added, since anything began."""
         return self.clock.monotonic_s() + _cpu_s()

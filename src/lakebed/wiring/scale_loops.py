@@ -17,6 +17,8 @@ from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, Sample, SampleColumns, write_record
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.retention import BatchRetention
+from lakebed.batches.settled import WAIT_S
 from lakebed.core.context import Context
 from lakebed.core.feed import FeedFilter, Limit, ahead
 from lakebed.lifecycle.enforcer import Enforcer
@@ -193,6 +195,19 @@ async def reconciler(bed: Testbed, size: Size) -> LoopRun:
     report = await scan.scan()
     assert report.checked == len(made), (report.checked, len(made))
     return bed.end(report.checked)
+
+
+async def retention(bed: Testbed, size: Size) -> LoopRun:
+    """Both passes over an hour of accepted batches: the first settles it, the second removes it."""
+    made = await stored(bed, 300, 20 if bed.quick else 60, samples=5)
+    await bed.clock.sleep(3 * 86_400.0)
+    role = BatchRetention(bed.context(), retention_days=1.0, owner="scale")
+    bed.begin()
+    await role.run()
+    await bed.skip(WAIT_S)
+    report = await role.run()
+    assert report.removed_batches == len(made), report
+    return bed.end(report.removed_batches)
 
 
 class TimedJob(LocalJob):
@@ -384,6 +399,7 @@ LOOPS = (
     Loop("derived writes", "batches/s", batches_s, gateways, derived_writes, own=True),
     Loop("live query", "batches/s", batches_s, few(1, 1, 1), live_query, own=True, shared=True),
     Loop("reconciler", "batches/s", batches_s, few(1, 4, RANGES_MAX), reconciler, own=True, sized=True),
+    Loop("retention", "batches/s", batches_s, few(1, 1, 1), retention, own=True, shared=True),
     Loop("roller", "batches/s", batches_s, few(1, 8, 400), roller, own=True),
     Loop("bronze step", "batches/s", batches_s, few(1, 8, 400), bronze_step, own=True),
     Loop("queue", "batches/s", lambda size: float(size.gateways), gateways, queue, shared=True, sized=True),
