@@ -50,7 +50,7 @@ from lakebed.ticks.auditor import DispatchAuditor
 from lakebed.ticks.dispatcher import DONE
 from lakebed.ticks.model import TickId
 from lakebed.ticks.settings import TicksSettings
-from lakebed.wiring.scale import Loop, LoopRun, Size, Testbed
+from lakebed.wiring.scale import Loop, LoopRun, Size, Testbed, batches_s, few, gateways
 
 SAMPLES, SERIES = 700, 20  # of a batch: some 11 KB
 UPLOADS = 64  # in progress at one gateway
@@ -378,19 +378,6 @@ async def lifecycle_reader(bed: Testbed, size: Size) -> LoopRun:
     read = sum(sweep.read for sweep in done.sweeps)
     assert read >= count, read
     return bed.end(read)
-
-
-def few(at_s: int, at_m: int, at_l: int) -> Callable[[Size], int]:
-    """Processes, or tasks of Spark, by size."""
-    return lambda size: {"S": at_s, "M": at_m, "L": at_l}[size.name]
-
-
-def gateways(size: Size) -> int:
-    return size.gateways
-
-
-def batches_s(size: Size) -> float:
-    return size.batches_s
 
 
 LOOPS = (
