@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lakebed.batches import paths
+from lakebed.batches.settings import BatchesSettings
 from lakebed.core import trail
 from lakebed.core.context import Context, Diagnosis
 from lakebed.core.errors import Invalid, LakebedError
@@ -124,7 +125,15 @@ async def checks(context: Context) -> Sequence[Diagnosis]:
         state = await admin.bucket_state(settings, [folder + prefix for prefix in PROTECTED])
     except LakebedError as error:
         return [Diagnosis("batches: bucket", "warn", f"the bucket could not be checked: {error.message}", error.hint)]
-    return [versioning(state), delete_markers(state), lifecycle(state, folder), policy(state), replication(state)]
+    wanted = bucket_policy(
+        settings.url.removeprefix("s3://").strip("/"),
+        prefix=settings.prefix,
+        collectors=["arn:"],
+        sweepers=["arn:"],
+        retention=bool(context.settings.of(BatchesSettings).retention_days),
+    )
+    in_force = policy(state, wanted["Statement"])
+    return [versioning(state), delete_markers(state), lifecycle(state, folder), in_force, replication(state)]
 
 
 def versioning(state: BucketConfiguration) -> Diagnosis:
@@ -170,11 +179,13 @@ def lifecycle(state: BucketConfiguration, folder: str = "") -> Diagnosis:
 REQUIRED = ("CreateOnlyIfAbsent", "NoCopyIntoAccepted", "NothingAcceptedIsDeleted", "OnlyGarbageCollectionDeletes")
 
 
-def policy(state: BucketConfiguration) -> Diagnosis:
-    """Whether the policy of `lakebed bucket policy` is in force, by the names of its statements."""
+def policy(state: BucketConfiguration, wanted: Sequence[dict[str, Any]]) -> Diagnosis:
+    """Whether the policy of `lakebed bucket policy` is in force: its statements deny the same actions on the same
+    resources to everyone, under the same kinds of conditions. Which roles it names is not compared."""
     if state.denials is None:
         return Diagnosis("batches: policy", "warn", "the store does not show the bucket policy")
-    missing = [name for name in REQUIRED if name not in state.denials]
+    required = [each for each in wanted if each["Sid"] in REQUIRED]
+    missing = [each["Sid"] for each in required if not any(_denies(found, each) for found in state.denials)]
     if not missing:
         return Diagnosis("batches: policy", "pass", "in force: accepted batches are protected by the bucket")
     return Diagnosis(
@@ -182,6 +193,22 @@ def policy(state: BucketConfiguration) -> Diagnosis:
         "warn",
         f"not in force: {', '.join(missing)}",
         "any role with write access can overwrite or delete accepted batches; apply: lakebed bucket policy",
+    )
+
+
+def _denies(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    def listed(field: str) -> set[str]:
+        given = found.get(field, [])
+        return set(given if isinstance(given, list) else [given])
+
+    def conditions(statement: dict[str, Any]) -> set[tuple[str, str]]:
+        return {(test, name) for test, fields in statement.get("Condition", {}).items() for name in fields}
+
+    return (
+        found.get("Principal") in ("*", {"AWS": "*"})
+        and set(wanted["Action"]) <= listed("Action")
+        and set(wanted["Resource"]) <= listed("Resource")
+        and conditions(found) == conditions(wanted)
     )
 
 

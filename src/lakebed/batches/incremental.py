@@ -6,7 +6,8 @@ and looks the new keys up in the index. Several processes share the ranges under
 fenced when it stores its watermark, and all repairs are idempotent.
 
 A boot is listed less often the longer it is quiet, and no longer when it was quiet for `CLOSED_NS`: the audit on Spark
-finds what an agent delivers after that, should its index row be lost too.
+finds what an agent delivers after that, should its index row be lost too. A boot of which retention has removed all
+manifests leaves the watermark, so that it has no more boots than the bucket.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class RangeMarks(msgspec.Struct, frozen=True):
 
 
 class _TakenRange(NamedTuple):
-    """A range that this process holds, with what is new in it. `whole`: nothing was left out."""
+    """A range that this process holds, with what is new in it. `marks` are those of boots that are still there;
+    `whole`: nothing was left out."""
 
     number: int
     lease: Lease
@@ -67,6 +69,14 @@ class _TakenRange(NamedTuple):
     began_ns: int
     found: list[tuple[str, list[ObjectInfo]]]
     whole: bool
+
+
+class _BootsThere(NamedTuple):
+    """Boots that have manifests: the listed ones, hashes of closed ones, and what is new in those that are due."""
+
+    open: list[str]
+    closed: list[str]
+    new: list[tuple[str, list[ObjectInfo]]]
 
 
 class IncrementalScan:
@@ -140,25 +150,34 @@ class IncrementalScan:
                 marks = (await self._marks[number].read()).value
             began_ns = self._clock.now_ns()
             found: list[tuple[str, list[ObjectInfo]]] = []
+            closed, there = frozenset(marks.closed), _BootsThere([], [], [])
             left = room
-            async for some in ahead(agents, lambda agent: self._new_of(agent, marks, began_ns)):
-                for boot, infos in some:
+            async for some in ahead(agents, lambda agent: self._new_of(agent, marks, closed, began_ns)):
+                there.open.extend(some.open)
+                there.closed.extend(some.closed)
+                for boot, infos in some.new:
                     found.append((boot, infos[: max(0, left)]))
                     left -= len(infos)
+            boots = {boot: marks.boots[boot] for boot in there.open if boot in marks.boots}
+            marks = RangeMarks(marks.through_ns, boots, tuple(there.closed))
             return _TakenRange(number, lease, held, marks, began_ns, found, left > 0)
         except BaseException:
             await lease.release(held)
             raise
 
-    async def _new_of(self, agent: str, marks: RangeMarks, now_ns: int) -> list[tuple[str, list[ObjectInfo]]]:
-        """The manifests of an agent behind its watermarks, by boot; none younger than the grace."""
-        found = []
+    async def _new_of(self, agent: str, marks: RangeMarks, closed: frozenset[str], now_ns: int) -> _BootsThere:
+        """The boots of an agent, with the manifests behind their watermarks; none younger than the grace."""
+        there = _BootsThere([], [], [])
         for name in await self._store.children(f"{paths.ACCEPTED}{agent}/"):
             boot = f"{agent}/{name}"
-            mark = marks.boots.get(boot, BootMark())
-            if mark.due_ns <= now_ns and _digest(boot) not in marks.closed:
-                found.append((boot, await self._new_in(boot, mark, now_ns)))
-        return found
+            mark = marks.boots.get(boot)
+            if mark is None and (digest := _digest(boot)) in closed:
+                there.closed.append(digest)
+                continue
+            there.open.append(boot)
+            if mark is None or mark.due_ns <= now_ns:
+                there.new.append((boot, await self._new_in(boot, mark or BootMark(), now_ns)))
+        return there
 
     async def _new_in(self, boot: str, mark: BootMark, now_ns: int) -> list[ObjectInfo]:
         folder = f"{paths.ACCEPTED}{boot}/"

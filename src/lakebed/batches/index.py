@@ -34,6 +34,7 @@ from lakebed.store.protocol import Store
 
 READS_MAX = 16  # requests in progress at once for one reader
 HOURS_UNASKED = 24  # for a longer span, the days that exist are listed first
+GROUP = 5_000  # rows of an hour that are returned together
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # decoded segments, by their size before compression
 
 
@@ -144,23 +145,35 @@ class AcceptedIndex:
                     continue  # not ours; the audit reports it
         return found
 
-    async def rows_of_hour(self, hour: str) -> list[AcceptedByTime]:
-        """Everything that the index says of an hour. Raises Corrupt when a part of it cannot be read."""
+    async def rows_of_hour(
+        self, hour: str, seen: dict[str, int] | None = None
+    ) -> AsyncIterator[Sequence[AcceptedByTime]]:
+        """Everything that the index says of an hour, group by group; the segments of it are put into `seen`. For
+        retention. Raises Corrupt when a part of it cannot be read."""
         begin_ns, damaged = paths.hour_ns(hour), list[Corrupt]()
-        found = [each async for each in self._of_hour(hour, begin_ns, begin_ns + paths.HOUR_NS - 1, damaged)]
+        group: list[IndexedBatch] = []
+        async for each in self._of_hour(hour, begin_ns, begin_ns + paths.HOUR_NS - 1, damaged, seen):
+            group.append(each)
+            if damaged:
+                break
+            if len(group) >= GROUP:
+                yield await self._content(hour, group)
+                group = []
         if damaged:
             raise damaged[0]
-        sought = await self.find(each.manifest_id for each in found if each.entry is None)
-        rows = [each.entry or sought.get(each.manifest_id) for each in found]
+        if group:
+            yield await self._content(hour, group)
+
+    async def _content(self, hour: str, group: list[IndexedBatch]) -> Sequence[AcceptedByTime]:
+        sought = await self.find(each.manifest_id for each in group if each.entry is None)
+        rows = [each.entry or sought.get(each.manifest_id) for each in group]
         if None in rows:
             raise Corrupt(f"an entry of {hour} cannot be read", hint="lakebed batches reconcile --cold")
         return [row for row in rows if row is not None]
 
-    async def delete_hour(self, hour: str) -> None:
-        """Removes all segments of an hour. For retention, which has removed their batches."""
-        segments = await self._segments(hour, 0)
-        async for _ in ahead([each.key for each in segments], self._store.delete):
-            pass
+    async def singles_of_hour(self, hour: str) -> frozenset[str]:
+        """Manifest ids of the hour's single objects."""
+        return frozenset(await self._names(hour, 0, 2**62))
 
     async def damaged_segments(self) -> list[str]:
         """Keys of the segments that cannot be read; all are read. For the cold audit."""

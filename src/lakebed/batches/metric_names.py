@@ -58,6 +58,7 @@ async def metric_names(sources: SampleSources, from_ns: int, to_ns: int, through
                 continue
             for row in series.select(["metric", "agent_id", "labels"]).to_pylist():
                 add(row["metric"], row["agent_id"], list(row["labels"]))
+    await sources.note_removed(reading, from_ns)
     why = reading.why()
     return MetricNames(bool(why), why, [_row(metric, found[metric]) for metric in sorted(found)])
 

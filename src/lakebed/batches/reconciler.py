@@ -229,6 +229,8 @@ class Reconciler:
             if batch.identity != accepted.identity:
                 raise Corrupt("the blob carries another identity than its manifest")
         except (NotFound, Corrupt) as error:
+            if isinstance(error, NotFound) and not await exists(self._store, key):
+                return None  # retention has removed both since the manifest was read
             problem = "missing" if isinstance(error, NotFound) else f"corrupt: {error.message}"
             log.error("raw blob of an accepted batch is missing or corrupt", key=key, error=problem)
             record = Repair(

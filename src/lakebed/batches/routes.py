@@ -135,6 +135,7 @@ class BatchesRoutes:
             settings.spool_dir,
             collector_id=self._collector_id,
             on_accepted=self._on_accepted,
+            settled=self.settled,
             bytes_max=settings.spool_bytes_max,
             known_max=settings.known_max,
             retry_after_s=settings.retry_after_s,

@@ -1,7 +1,8 @@
 """The files of the local spool: append-only segments of checksummed records, fsynced before an upload is acknowledged.
 
 A record is a fixed head (magic, lengths, time, attempt, checksum) and the frame. After a crash the tail of the last
-segment may be torn: it was never acknowledged and is cut off. Damage elsewhere is skipped and the file is kept.
+segment may be torn: it was never acknowledged and is cut off. Damage elsewhere, or of a last record that has all of
+its bytes, is skipped and the file is kept.
 """
 
 from __future__ import annotations
@@ -114,10 +115,16 @@ class SpoolSegments:
                 self.damaged.add(number)
             start, end = record.offset + HEAD.size, record.offset + HEAD.size + record.frame_bytes
             yield record, data[start:end]
-        if end < len(data):
+        if _has_length(data, end):  # not torn: it may have been acknowledged
+            self.damaged.add(number)
+        elif end < len(data):
             with self.path(number).open("r+b") as cut:
                 cut.truncate(end)
                 os.fsync(cut.fileno())
+
+    def damaged_files(self) -> int:
+        """Segments that are kept because a record of them cannot be read."""
+        return len(self._numbers(DAMAGED)) + len(self.damaged.intersection(self.numbers()))
 
     def read(self, record: SpoolRecord) -> bytes:
         """The frame of a record. Raises Corrupt when the disk no longer holds it."""
@@ -173,13 +180,19 @@ def records(data: bytes, number: int = 0) -> Iterator[SpoolRecord]:
         at += HEAD.size + frame_bytes
 
 
+def _has_length(data: bytes, at: int) -> bool:
+    """Whether a record begins at this place and has as many bytes as it says."""
+    if len(data) - at < HEAD.size:
+        return False
+    magic, frame_bytes, _, _, _ = HEAD.unpack_from(data, at)
+    return bool(magic == MAGIC and at + HEAD.size + frame_bytes <= len(data))
+
+
 def _whole(data: bytes, at: int) -> int | None:
     """The length of the frame in the record at this place, or None when there is no whole record."""
-    if len(data) - at < HEAD.size:
+    if not _has_length(data, at):
         return None
-    magic, frame_bytes, _, _, crc = HEAD.unpack_from(data, at)
+    _, frame_bytes, _, _, crc = HEAD.unpack_from(data, at)
     start = at + HEAD.size
-    if magic != MAGIC or start + frame_bytes > len(data):
-        return None
     whole = google_crc32c.extend(google_crc32c.value(data[at : at + CRC_AT]), data[start : start + frame_bytes])
-    return frame_bytes if whole == crc else None
+    return int(frame_bytes) if whole == crc else None

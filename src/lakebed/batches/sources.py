@@ -37,6 +37,8 @@ class UnlandedBatches(Protocol):
 
     def unlanded(self) -> AsyncIterator[tuple[AcceptedBatch, Batch | None]]: ...
 
+    def damaged_files(self) -> int: ...
+
 
 class ReadResult(msgspec.Struct):
     """How reading went: batches by source, and what is missing."""
@@ -93,11 +95,11 @@ class SampleSources:
         Raises Corrupt when the state of rollups cannot be read.
         """
         reading = self._begin()
-        await self._note_removed(reading, from_ns)
         for _, batch in self._live.batches():
             self._offer(reading, take, "live", batch)
         await self._take_spool(reading, take, None)
         if self._all_live(reading, from_ns):
+            await self.note_removed(reading, from_ns)
             return reading
         covered = await self.coverage.snapshot()
         indexed = await self._indexed(reading, covered, selector, from_ns, to_ns)
@@ -108,14 +110,17 @@ class SampleSources:
             reading.missing.append(f"more than {self._batches_max} raw batches are in the range")
         blobs = [self._take_blob(reading, take, frame) for frame in indexed]
         await several([*blobs, *await self._entries(reading, take, tail, from_ns, to_ns)])
+        await self.note_removed(reading, from_ns)
         return reading
 
     async def uncovered(
         self, take: Take, covered: CoverageSnapshot, from_ns: int, to_ns: int, through_ns: int
     ) -> ReadResult:
-        """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range."""
+        """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range.
+
+        The caller reads the rollups, and then calls `note_removed`.
+        """
         reading = self._begin()
-        await self._note_removed(reading, from_ns)
         reading.damaged_chunks += len(covered.damaged)
         tail, full = await self._tail(reading, covered, from_ns, to_ns, through_ns, 0)
         waiting = {each.manifest_id for each in tail}
@@ -137,11 +142,14 @@ class SampleSources:
             reading.missing.append("the query collector has not caught up")
         return reading
 
-    async def _note_removed(self, reading: ReadResult, from_ns: int) -> None:
-        """Says so when the range begins before what retention has removed. Read for ranges of more than a day."""
-        if from_ns < self._clock.now_ns() - DAY_NS:
+    async def note_removed(self, reading: ReadResult, from_ns: int) -> None:
+        """Says so when the range begins before what retention has removed. Read for ranges of more than a day.
+
+        Called last: retention stores how far it removes before it removes anything.
+        """
+        if from_ns < self._clock.now_ns() - DAY_NS + SKEW_NS:
             removed_ns = await self._raw.removed_ns()
-            if from_ns < removed_ns:
+            if from_ns < removed_ns + SKEW_NS:
                 since = datetime.fromtimestamp(removed_ns // 10**9, UTC).isoformat()
                 reading.missing.append(f"batches accepted before {since} were removed: batches.retention_days")
 
@@ -162,6 +170,8 @@ class SampleSources:
         """What the spool holds, less what is rolled up in this snapshot: a batch may have landed meanwhile."""
         if self._spool is None:
             return
+        if count := self._spool.damaged_files():
+            reading.missing.append(f"{count} damaged files in batches.spool_dir have batches that cannot be read")
         recent = frozenset(_digest(each) for each in covered.ids) if covered is not None else frozenset()
         async for accepted, batch in self._spool.unlanded():
             if reading.sources["spool"] >= self._batches_max:

@@ -22,12 +22,12 @@ from lakebed.batches.acceptor import OnAccepted, store_conflict
 from lakebed.batches.codec.frame import decode, peek
 from lakebed.batches.derived_writes import DerivedWrites
 from lakebed.batches.landed import LandedBatches, SpoolAuthority
-from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, UploadResponse, write_record
+from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, SettledBoot, UploadResponse, write_record
 from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import ANY_FRAME, verified
 from lakebed.batches.segments import HEAD, SpoolRecord, SpoolSegments, pack
 from lakebed.batches.settled import SettledBoots
-from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, Overloaded, Unavailable
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound, Overloaded, Unavailable
 from lakebed.core.logs import logger
 from lakebed.store.model import read_record
 from lakebed.store.runtime import StoreRuntime
@@ -60,10 +60,12 @@ class Spool:
         *,
         collector_id: str,
         on_accepted: OnAccepted,
+        settled: SettledBoots,
         bytes_max: int,
         known_max: int,
         retry_after_s: float,
     ) -> None:
+        self._settled = settled
         store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
         self._segments = SpoolSegments(folder)
         self._store, self._collector_id, self._on_accepted = store, collector_id, on_accepted
@@ -95,6 +97,9 @@ class Spool:
             await asyncio.wait([arriving])
         held = self._held.get(identity)
         existing = held.accepted if held is not None else await self._landed_before(identity)
+        if isinstance(existing, SettledBoot):
+            self._outcomes["duplicate"].inc()
+            return acceptance.settled_response(identity, submitted.sha256, existing.through_ns)
         if existing is not None:
             if existing.frame_sha256 == submitted.sha256:
                 self._outcomes["duplicate"].inc()
@@ -109,8 +114,9 @@ class Spool:
             )
         return await self._append(submitted)
 
-    async def _landed_before(self, identity: BatchIdentity) -> AcceptedBatch | None:
-        """The manifest of a batch that has landed: known here, or, for a number that is not new, in the bucket.
+    async def _landed_before(self, identity: BatchIdentity) -> AcceptedBatch | SettledBoot | None:
+        """The manifest of a batch that has landed: known here, or, for a number that is not new, in the bucket; or the
+        record that retention left of it.
 
         While the bucket is away, an old batch that is not known here is taken: landing finds its manifest.
         """
@@ -119,7 +125,10 @@ class Spool:
             return known
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                return read_record(await self._store.get(paths.accepted_key(identity)), AcceptedBatch)
+                try:
+                    return read_record(await self._store.get(paths.accepted_key(identity)), AcceptedBatch)
+                except NotFound:
+                    return await self._settled.find(identity)
         except (TimeoutError, LakebedError):
             return None
 
@@ -173,6 +182,10 @@ class Spool:
                     continue  # landed and removed since
                 batch = None
             yield spooled.accepted, batch
+
+    def damaged_files(self) -> int:
+        """Files that are kept because an accepted batch in them cannot be read."""
+        return self._segments.damaged_files()
 
     def waiting(self) -> list[SpooledBatch]:
         """What is to be landed, oldest first; uploads from now on go to a new segment."""

@@ -46,6 +46,7 @@ class Evidence(msgspec.Struct, frozen=True):
     now_ns: int
     horizon_ns: int
     problem: str = ""  # why its frame cannot be read
+    malformed: str = ""  # why the manifest at its identity cannot be read
     existing_sha256: str = ""  # hash in the manifest at its identity; empty: undecided
     quarantined: bool = False  # a quarantine manifest of its identity and hash, or a reverse reference, exists
     boot_held: bool = False
@@ -67,6 +68,8 @@ def judge(found: Evidence, undecided: Literal["finish", "keep"]) -> Judgement:
         return Judgement("keep", f"younger than the retry horizon, for another {left_s} s")
     if found.problem:
         return Judgement("keep", f"its frame cannot be read, so its identity is unknown: {found.problem}")
+    if found.malformed:
+        return Judgement("keep", f"the manifest at its identity cannot be read: {found.malformed}")
     if found.existing_sha256 == found.sha256 and not found.elsewhere:
         return Judgement("keep", "an accepted manifest refers to it")
     if found.quarantined:
@@ -228,7 +231,10 @@ class BlobSweeper:
     async def _gathered(self, found: Evidence, place: FramePlace, frame: PackedFrame) -> Evidence:
         """The evidence of a frame at this place, whose head or table names this identity."""
         identity, sha256 = frame.identity, frame.sha256
-        accepted = await self._accepted(frame)
+        try:
+            accepted = await self._accepted(frame)
+        except Corrupt as error:
+            return msgspec.structs.replace(found, malformed=error.message)
         existing = accepted.frame_sha256 if accepted is not None else ""
         elsewhere = accepted is not None and accepted.place[:2] != place[:2]
         found = msgspec.structs.replace(found, sha256=sha256, existing_sha256=existing, elsewhere=elsewhere)

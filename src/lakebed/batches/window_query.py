@@ -94,6 +94,7 @@ class RollupQuerier:
             if covered.state.committed and resolution_s:
                 reading = await self._sources.uncovered(gathered.samples, covered, first_ns, end_ns, now_ns)
                 await self._read_chunks(gathered, reading, covered, resolution_s, spans)
+                await self._sources.note_removed(reading, first_ns)
             else:
                 resolution_s = 0
                 reading = await self._sources.points(gathered.samples, selector, first_ns, end_ns, now_ns)

@@ -62,13 +62,18 @@ class ChunkMerger:
             await self.spans.change(lambda at: (at.without(gone), None), epoch=epoch)
 
     async def release_before(self, end_ns: int, epoch: int) -> None:
-        """Takes out the spans that end up to then: their chunks are about to be removed."""
-        gone = {span for span in (await self.spans.read()).value.through if _span_ends_ns(span) <= end_ns}
+        """Takes out the spans whose first day ends up to then: their chunks are about to be removed.
+
+        The rest of a month is read by its days.
+        """
+        spans = (await self.spans.read()).value.through
+        gone = {span for span in spans if _ends_ns(paths.first_day(span)) <= end_ns}
         if gone:
             await self.spans.change(lambda at: (at.without(gone), None), epoch=epoch)
 
-    async def merge(self, state: RollupState, epoch: int) -> int:
-        """Merges days and months before what is settled; returns how many spans."""
+    async def merge(self, state: RollupState, epoch: int, removed_ns: int = 0) -> int:
+        """Merges days and months before what is settled; returns how many spans. A month of which retention has removed
+        days is not merged: it would keep what is to go next."""
         held = (await self.spans.read()).value
         days = [day for day in await self._days() if _ends_ns(day) <= state.settled_ns]
         done = 0
@@ -79,6 +84,7 @@ class ChunkMerger:
         for month in sorted({month_of(day) for day in days}):
             mine = [day for day in days if month_of(day) == month]
             ready = month not in held.usable and all(day in held.usable for day in mine)
+            ready = ready and _ends_ns(paths.first_day(month)) > removed_ns
             if ready and done < SPANS_PER_RUN and _month_ends_ns(month) <= state.settled_ns:
                 done += await self._month(month, mine, held, epoch)
         return done
@@ -185,10 +191,6 @@ def _ends_ns(day: str) -> int:
         return day_ns(day) + 24 * HOUR_NS
     except Invalid:
         return 2**63 - 1  # not ours
-
-
-def _span_ends_ns(span: str) -> int:
-    return _month_ends_ns(span) if span.startswith("month=") else _ends_ns(span)
 
 
 def _month_ends_ns(month: str) -> int:

@@ -42,6 +42,11 @@ def merged_folder(window_s: int, span: str) -> str:
     return f"{ROLLUP_MERGED}window={window_s}s/{span}/"
 
 
+def first_day(span: str) -> str:
+    """The day with which a day or a month begins."""
+    return f"{span.replace('month=', 'date=')}-01" if span.startswith("month=") else span
+
+
 def merged_key(folder: str, metric: str, through: int, digest: str, part: int) -> str:
     return f"{folder}{metric}/{through:0{GENERATION_DIGITS}d}-{digest}-{part:03d}.lmrollup.zst"
 

@@ -188,8 +188,8 @@ class Roller:
         self._unreadable.set(len(report.unreadable))
         state = (await self.state.read()).value
         await self._sweep_plans(state)
-        await self._sweep(state, epoch, report)
-        report.merged = await self._merger.merge(state, epoch)
+        removed_ns = await self._sweep(state, epoch, report)
+        report.merged = await self._merger.merge(state, epoch, removed_ns)
         report.through_unix_ns = state.through_ns
         self._lag.set(max(0.0, (self._clock.now_ns() - report.through_unix_ns) / 1e9))
         return report
@@ -311,15 +311,18 @@ class Roller:
             if each.manifest_id in planned.late or planned.resumed is not None:
                 await self._store.delete(paths.unreadable_key(each.manifest_id))
 
-    async def _sweep(self, state: RollupState, epoch: int, report: RollupReport) -> None:
+    async def _sweep(self, state: RollupState, epoch: int, report: RollupReport) -> int:
+        """Removes what nobody needs; returns the end of the hours that retention removes."""
         swept = await self._sweeper.sweep(state)
-        report.swept = swept.notes + swept.chunks
+        report.swept, end_ns = swept.notes + swept.chunks, 0
         if self._retain_s:
-            end_ns = self._clock.now_ns() - round(self._retain_s * 1e9)
+            # Not before their batches: what retention has removed is what queries report as removed.
+            end_ns = min(self._clock.now_ns() - round(self._retain_s * 1e9), await self._raw.removed_ns())
             await self._merger.release_before(end_ns, epoch)
             report.swept += await self._sweeper.sweep_before(end_ns)
         if swept.noted(state) != state:
             await self._change(swept.noted, epoch)
+        return end_ns
 
     async def _sweep_plans(self, state: RollupState) -> None:
         """Removes plans whose numbers are decided; a generation in progress has a later number."""

@@ -84,13 +84,11 @@ class RollupSweeper:
         return count
 
     async def _sweep_merged(self, end_ns: int) -> int:
-        """Removes merged chunks of days and months that end up to then."""
+        """Removes merged chunks of days that end up to then, and of months whose first day does."""
         count = 0
         for window in await self._store.children(paths.ROLLUP_MERGED):
             for span in await self._store.children(f"{paths.ROLLUP_MERGED}{window}/"):
-                monthly = span.startswith("month=")
-                day = f"{span.replace('month=', 'date=')}-28" if monthly else span  # no month ends 4 days later
-                if _ends(day, 24) + (4 * DAY_NS if monthly else 0) > end_ns:
+                if _ends(paths.first_day(span), 24) > end_ns:
                     continue
                 keys = [info.key async for info in self._store.list(f"{paths.ROLLUP_MERGED}{window}/{span}/")]
                 async for _ in ahead(keys, self._store.delete):

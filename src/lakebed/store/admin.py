@@ -119,7 +119,7 @@ class BucketConfiguration(msgspec.Struct, frozen=True):
     versioned: bool
     rules: tuple[LifecycleRule, ...]
     delete_markers: tuple[str, ...]  # the first few under the given prefixes
-    denials: tuple[str, ...] | None = ()  # names of the statements of the bucket policy that deny; None: unknown
+    denials: tuple[dict[str, Any], ...] | None = ()  # statements of the bucket policy that deny; None: unknown
     replicates_to: tuple[str, ...] | None = ()  # buckets that it is replicated to; None: unknown
 
 
@@ -162,8 +162,8 @@ def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketCon
         s3.close()
 
 
-def _denials(s3: Any, bucket: str) -> tuple[str, ...] | None:
-    """The denying statements of the bucket policy, by name; None when the store does not answer that."""
+def _denials(s3: Any, bucket: str) -> tuple[dict[str, Any], ...] | None:
+    """The denying statements of the bucket policy; None when the store does not answer that."""
     from botocore.exceptions import ClientError
 
     try:
@@ -172,7 +172,7 @@ def _denials(s3: Any, bucket: str) -> tuple[str, ...] | None:
         return () if error.response.get("Error", {}).get("Code") == "NoSuchBucketPolicy" else None
     except (msgspec.DecodeError, KeyError):
         return None
-    return tuple(str(each.get("Sid", "")) for each in policy.get("Statement", []) if each.get("Effect") == "Deny")
+    return tuple(each for each in policy.get("Statement", []) if each.get("Effect") == "Deny")
 
 
 def _replicas(s3: Any, bucket: str) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ the MD5 of the content, as in SeaweedFS, so that code which forgets the nonce (A
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 
 from lakebed.core import errors
@@ -74,7 +74,7 @@ class MemoryBucket:
 
     async def delete(self, key: str) -> None:
         if self.objects.pop(key, None) is not None:
-            self._order.remove(tuple(key.split("/")))
+            del self._order[bisect_left(self._order, tuple(key.split("/")))]
 
     def overwrite(self, key: str, data: bytes) -> ObjectInfo:
         """Stores the bytes, whatever was there."""

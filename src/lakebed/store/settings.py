@@ -90,10 +90,10 @@ class StoreSettings(Section, frozen=True):
         return f"{self.url.rstrip('/')}/{self.prefix.strip('/')}".rstrip("/")
 
     def check(self) -> None:
-        if ".mrap" in self.url or ":accesspoint" in self.url:
+        if ".mrap" in self.url + self.endpoint or ":accesspoint" in self.url:
             raise Contradiction(
                 "store.url",
-                "store.url",
+                "store.endpoint" if ".mrap" in self.endpoint else "store.url",
                 "a multi-region access point routes writes to several buckets, so it cannot decide which write came "
                 "first: name one bucket",
             )

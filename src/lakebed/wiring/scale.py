@@ -54,6 +54,19 @@ L = Size("L", 100_000, 1_000_000, 5_000, 200_000, 1_160_000, 1_000_000 / 600)
 SIZES = (S, M, L)
 
 
+def few(at_s: int, at_m: int, at_l: int) -> Callable[[Size], int]:
+    """Processes, or tasks of Spark, by size."""
+    return lambda size: {"S": at_s, "M": at_m, "L": at_l}[size.name]
+
+
+def gateways(size: Size) -> int:
+    return size.gateways
+
+
+def batches_s(size: Size) -> float:
+    return size.batches_s
+
+
 class LoopRun(msgspec.Struct, frozen=True):
     """What one measurement did: units of work, the virtual time of its requests, the CPU time of its code."""
 
@@ -193,6 +206,11 @@ class Testbed:
         """What came before was preparation."""
         self.bucket.free = False
         self._began = (self.clock.monotonic_s(), _cpu_s())
+
+    async def skip(self, seconds: float) -> None:
+        """Time in which the loop has nothing to do."""
+        await self.clock.sleep(seconds)
+        self._began = (self._began[0] + seconds, self._began[1])
 
     def spent_s(self) -> float:
         """Virtual time and CPU time, added, since anything began."""

@@ -17,6 +17,8 @@ from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, Sample, SampleColumns, write_record
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.retention import BatchRetention
+from lakebed.batches.settled import WAIT_S
 from lakebed.core.context import Context
 from lakebed.core.feed import FeedFilter, Limit, ahead
 from lakebed.lifecycle.enforcer import Enforcer
@@ -48,7 +50,7 @@ from lakebed.ticks.auditor import DispatchAuditor
 from lakebed.ticks.dispatcher import DONE
 from lakebed.ticks.model import TickId
 from lakebed.ticks.settings import TicksSettings
-from lakebed.wiring.scale import Loop, LoopRun, Size, Testbed
+from lakebed.wiring.scale import Loop, LoopRun, Size, Testbed, batches_s, few, gateways
 
 SAMPLES, SERIES = 700, 20  # of a batch: some 11 KB
 UPLOADS = 64  # in progress at one gateway
@@ -193,6 +195,19 @@ async def reconciler(bed: Testbed, size: Size) -> LoopRun:
     report = await scan.scan()
     assert report.checked == len(made), (report.checked, len(made))
     return bed.end(report.checked)
+
+
+async def retention(bed: Testbed, size: Size) -> LoopRun:
+    """Both passes over an hour of accepted batches: the first settles it, the second removes it."""
+    made = await stored(bed, 300, 20 if bed.quick else 60, samples=5)
+    await bed.clock.sleep(3 * 86_400.0)
+    role = BatchRetention(bed.context(), retention_days=1.0, owner="scale")
+    bed.begin()
+    await role.run()
+    await bed.skip(WAIT_S)
+    report = await role.run()
+    assert report.removed_batches == len(made), report
+    return bed.end(report.removed_batches)
 
 
 class TimedJob(LocalJob):
@@ -365,25 +380,13 @@ async def lifecycle_reader(bed: Testbed, size: Size) -> LoopRun:
     return bed.end(read)
 
 
-def few(at_s: int, at_m: int, at_l: int) -> Callable[[Size], int]:
-    """Processes, or tasks of Spark, by size."""
-    return lambda size: {"S": at_s, "M": at_m, "L": at_l}[size.name]
-
-
-def gateways(size: Size) -> int:
-    return size.gateways
-
-
-def batches_s(size: Size) -> float:
-    return size.batches_s
-
-
 LOOPS = (
     Loop("accept", "batches/s", batches_s, gateways, accept, own=True),
     Loop("accept, packed", "batches/s", batches_s, gateways, accept_packed, own=True),
     Loop("derived writes", "batches/s", batches_s, gateways, derived_writes, own=True),
     Loop("live query", "batches/s", batches_s, few(1, 1, 1), live_query, own=True, shared=True),
     Loop("reconciler", "batches/s", batches_s, few(1, 4, RANGES_MAX), reconciler, own=True, sized=True),
+    Loop("retention", "batches/s", batches_s, few(1, 1, 1), retention, own=True, shared=True),
     Loop("roller", "batches/s", batches_s, few(1, 8, 400), roller, own=True),
     Loop("bronze step", "batches/s", batches_s, few(1, 8, 400), bronze_step, own=True),
     Loop("queue", "batches/s", lambda size: float(size.gateways), gateways, queue, shared=True, sized=True),

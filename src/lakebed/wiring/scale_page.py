@@ -26,6 +26,7 @@ COUNTED = "| batches: accept, index and reconcile 3,000 batches"  # the row of d
 PLANS = {
     "live query": "one process follows all batches. Divide agents among query collectors by hash, and merge answers.",
     "reconciler": "16 hash ranges are at most 16 processes. Raise the number of ranges; their watermarks stay.",
+    "retention": "one process removes at a time. Give each hash range of agents its own lease, and delete in groups.",
     "roller": "one roller plans and commits. Give each hash range of agents its own roller, state and generations.",
     "bronze step": "one driver plans a step. Load hash ranges of agents as steps of their own.",
     "queue": "a manifest takes some tens of swaps a second. Use more shards (`queue.shards`), or a topic.",

@@ -20,6 +20,7 @@ from lakebed.batches.reader import RawBatches
 from lakebed.batches.routes import time_ns
 from lakebed.batches.segments import HEAD
 from lakebed.batches.settings import BatchesSettings, ReconcilerSettings
+from lakebed.batches.settled import SettledBoots
 from lakebed.batches.spool import Spool
 from lakebed.core.cache import ByteCache
 from lakebed.core.clock import ManualClock, settle
@@ -381,9 +382,11 @@ async def test_uploads_that_share_a_write_are_each_read_back(
 ) -> None:
     """Each record of a group is found where it was written; the gauges count bytes and batches until they land."""
     reported: Any = {"bytes_max": 1 << 20, "known_max": 10, "retry_after_s": 1.0}
+    runtime = runtime_on(store, manual_clock, ids=Ids.seeded(1), metrics=metrics)
     spool = Spool(
-        runtime_on(store, manual_clock, ids=Ids.seeded(1), metrics=metrics),
+        runtime,
         tmp_path,
+        settled=SettledBoots(runtime),
         collector_id="c",
         on_accepted=lambda *_: None,
         **reported,

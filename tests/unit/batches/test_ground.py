@@ -168,21 +168,44 @@ def test_the_policy_allows_what_the_commands_need_and_no_more() -> None:
     assert accepted in denied[1]["OnlyGarbageCollectionDeletes"] - denied[1]["NothingAcceptedIsDeleted"]
 
 
+PRINTED = tuple(bucket_policy("lake", prefix="prod/", **ROLES)["Statement"])
+
+
 @pytest.mark.parametrize(
     ("denials", "verdict", "seen"),
     [
-        (REQUIRED, "pass", "in force"),
-        (REQUIRED[1:], "warn", "not in force: CreateOnlyIfAbsent"),
+        (PRINTED, "pass", "in force"),
+        (PRINTED[1:], "warn", "not in force: CreateOnlyIfAbsent"),
         ((), "warn", "not in force"),
         (None, "warn", "does not show"),
+        (tuple(bucket_policy("lake", **ROLES)["Statement"]), "warn", "not in force: CreateOnlyIfAbsent"),
+        (tuple(bucket_policy("lake", prefix="prod/", retention=True, **ROLES)["Statement"]), "warn", "AcceptedIsDel"),
+        (tuple(each | {"Principal": {"AWS": "arn:x"}} for each in PRINTED), "warn", "not in force: CreateOnly"),
+        (tuple(each | {"Condition": {"Bool": {"aws:x": "true"}}} for each in PRINTED), "warn", "CreateOnlyIfAbsent"),
+        (tuple(each | {"Action": "s3:PutObject"} for each in PRINTED), "warn", "not in force: NothingAcceptedIsDel"),
+    ],
+    ids=[
+        "whole",
+        "lacks one",
+        "none",
+        "unknown",
+        "other prefix",
+        "with retention",
+        "one role",
+        "narrowed",
+        "no deletes",
     ],
 )
-def test_doctor_says_whether_the_policy_is_in_force(denials: tuple[str, ...] | None, verdict: str, seen: str) -> None:
-    """The printed policy has every statement that is looked for."""
-    found = policy(BucketConfiguration(False, (), (), denials))
+def test_doctor_says_whether_the_policy_is_in_force(
+    denials: tuple[dict[str, Any], ...] | None, verdict: str, seen: str
+) -> None:
+    """The printed policy has every statement that is looked for; one of the same names that protects less is not it."""
+    wanted = bucket_policy("lake", prefix="prod/", collectors=["arn:"], sweepers=["arn:"])["Statement"]
 
-    assert (verdict, True) == (found.verdict, seen in found.seen)
-    assert set(REQUIRED) <= {each["Sid"] for each in bucket_policy("lake", **ROLES)["Statement"]}
+    found = policy(BucketConfiguration(False, (), (), denials), wanted)
+
+    assert (verdict, True) == (found.verdict, seen in found.seen), found
+    assert set(REQUIRED) <= {each["Sid"] for each in PRINTED}
 
 
 def test_doctor_names_the_buckets_that_this_one_is_replicated_to() -> None:

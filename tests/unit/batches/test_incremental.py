@@ -259,3 +259,59 @@ async def test_a_scan_that_was_overtaken_moves_no_watermark(
 
     through_ns = await incremental.checked_through_ns(one._runtime)
     assert manual_clock.now_ns() - incremental.GRACE_NS == through_ns
+
+
+async def test_marks_of_boots_that_retention_has_removed_go_too(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """A year of restarts under retention leaves no more than the boots that are there: of one that is closed, and of
+    one whose agent is gone too."""
+    gone = [await lost(store, manual_clock, frame_of(boot="old")), await lost(store, manual_clock, frame_of(agent="b"))]
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    await manual_clock.advance(31 * DAY_S)
+    gone.append(await lost(store, manual_clock, frame_of(boot="new")))
+    await lost(store, manual_clock, frame_of(boot="last"))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    before = await marked(store, manual_clock)
+    for accepted in gone:
+        await store.delete(paths.accepted_key(accepted.identity))
+    await manual_clock.advance(60)
+
+    await make_scan(store).scan()
+
+    assert (2, 2) == before
+    assert (1, 0) == await marked(store, manual_clock)
+
+
+async def marked(store: Store, clock: ManualClock) -> tuple[int, int]:
+    """How many boots the watermarks have, open and closed."""
+    found = [(await each.read()).value for each in incremental._registers(runtime_on(store, clock))]
+    return sum(len(each.boots) for each in found), sum(len(each.closed) for each in found)
+
+
+async def test_a_scan_continues_where_another_process_has_just_been(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marks were read before that process took the range and released it: what it checked is not checked again, and
+    what it noted is not taken back."""
+    await lost(store, manual_clock, frame_of(0, 9))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    await lost(store, manual_clock, frame_of(10, 19))
+    await manual_clock.advance(60)
+    one, two = make_scan(store, "one"), make_scan(store, "two")
+    take, others = one._take, list[int]()
+
+    async def overtaken(*args: Any) -> Any:
+        if not others:
+            others.append((await two.scan()).checked)
+            await manual_clock.advance(60)
+        return await take(*args)
+
+    monkeypatch.setattr(one, "_take", overtaken)
+    first = await one.scan()
+    again = await make_scan(store).scan()
+
+    assert ([1], 0, 0) == (others, first.checked, again.checked)

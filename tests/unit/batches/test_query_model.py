@@ -43,6 +43,9 @@ class Spooled:
         self.held: dict[BatchIdentity, tuple[int, bytes]] = {}
         self.landed: set[BatchIdentity] = set()
 
+    def damaged_files(self) -> int:
+        return 0
+
     async def unlanded(self) -> AsyncIterator[tuple[AcceptedBatch, Batch | None]]:
         for at_ns, data in list(self.held.values()):
             submitted = submission(data, decode(data))

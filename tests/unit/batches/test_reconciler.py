@@ -222,6 +222,29 @@ async def test_a_missing_or_damaged_blob_is_marked_until_it_is_good_again(
     assert await keys(store, paths.REPAIRS) == []
 
 
+async def test_a_batch_that_retention_removes_during_a_repair_is_not_reported_as_damaged(
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    make_reconciler: Callable[..., Reconciler],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its manifest was read, and then both went: no record stays of a blob that nothing needs."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
+    get = store.get
+
+    async def removed_behind(key: str) -> StoredObject:
+        found = await get(key)
+        if key == paths.accepted_key(accepted.identity):
+            await store.delete(key)
+            await store.delete(accepted.raw_blob_key)
+        return found
+
+    monkeypatch.setattr(store, "get", removed_behind)
+    report = await make_reconciler(store).audit()
+
+    assert ({}, []) == (report.repaired, await keys(store, paths.REPAIRS))
+
+
 @pytest.mark.parametrize("agents", [3, 1], ids=["between two agents", "inside one boot"])
 async def test_an_audit_cut_off_is_resumed_from_its_cursor(
     manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], monkeypatch: pytest.MonkeyPatch, agents: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from lakebed.batches import acceptance, paths
 from lakebed.batches.codec.index import manifest_id_of
 from lakebed.batches.index import AcceptedIndex, write_rows
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, write_record
-from lakebed.batches.packer import write_blob
+from lakebed.batches.packer import Packer, write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settled import TRUST_S, WAIT_S, SettledBoots
@@ -20,6 +21,7 @@ from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.rollups import paths as rollup_paths
+from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
 from support.batch_frames import frame_of, submit
 from support.batches_gateway import collector
@@ -71,8 +73,9 @@ EVERYTHING = (
 async def test_old_batches_go_with_all_that_is_derived_and_young_ones_stay(
     store: MemoryStore, manual_clock: ManualClock, retain: Retain, layout: str
 ) -> None:
-    """An hour is settled first, and removed when every collector knows; a report says how much went."""
-    await accept(store, manual_clock, 0, layout=layout)
+    """An hour is settled first, and removed when every collector knows; a report says how much went, and a dry run how
+    much will."""
+    old = await accept(store, manual_clock, 0, layout=layout)
     await manual_clock.advance(12 * DAY_S)
     young = await accept(store, manual_clock, 10, layout=layout)
     before = await keys(store, *EVERYTHING)
@@ -82,10 +85,14 @@ async def test_old_batches_go_with_all_that_is_derived_and_young_ones_stay(
     first = await retain(store).run()
     soon = await retain(store).run()
     still = await keys(store, *EVERYTHING)
+    waiting = await retain(store).run(dry_run=True)
     await manual_clock.advance(WAIT_S)
     last = await retain(store).run()
 
     assert (1, before) == (rehearsed.settled_hours, same)
+    for report in (rehearsed, waiting, last):
+        assert (1, 1, old.frame_bytes) == (report.removed_hours, report.removed_batches, report.removed_bytes)
+    assert (0, 1) == (waiting.settled_hours, waiting.waiting_hours)
     assert (1, 0, 1, before) == (first.settled_hours, first.removed_batches, soon.waiting_hours, still)
     assert (1, 1) == (last.removed_hours, last.removed_batches)
     left = await keys(store, *EVERYTHING)
@@ -194,7 +201,11 @@ async def test_a_query_says_that_retention_has_removed_a_part_of_its_range(
 
 
 async def test_rollups_of_removed_hours_go_too(store: MemoryStore, manual_clock: ManualClock, retain: Retain) -> None:
-    """Chunks, index chunks and manifests; what is young stays."""
+    """Chunks, index chunks and manifests, once their batches are removed; what is young stays.
+
+    Until then they are the only answer that a query of these hours has, and it says that it is complete.
+    """
+    began_ns = manual_clock.now_ns()
     for start in (0, 10):
         submitted = submit(frame_of(start, start + 9, at_ns=manual_clock.now_ns()))
         await write_blob(store, submitted)
@@ -208,7 +219,22 @@ async def test_rollups_of_removed_hours_go_too(store: MemoryStore, manual_clock:
     before = await keys(store, *folders)
 
     await make_roller(store, manual_clock, retain_s=10 * DAY_S).run()
+    kept = await keys(store, *folders)
+    answers = []
+    async with collector(store, clock=manual_clock, query_collector=True) as (client, part):
+        await part.follower.poll()
+        for window in ("", "&window_s=60"):
+            path = f"/v1/query/range?metric=cpu&from={began_ns - 60 * 10**9}&to={manual_clock.now_ns()}{window}"
+            answers.append((await client.get(path)).json())
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+    await retain(store).run()
+    await make_roller(store, manual_clock, retain_s=10 * DAY_S).run()
 
+    points, windows = answers
+    assert (before, [False, False]) == (kept, [answer["partial"] for answer in answers])
+    assert 20 == sum(len(series["points"]) for series in points["series"])
+    assert 20 == sum(bucket[1] for series in windows["series"] for bucket in series["buckets"])
     assert len(await keys(store, *folders)) * 2 == len(before)
 
 
@@ -251,6 +277,103 @@ async def test_readers_hear_of_a_removal_before_anything_is_gone(
 
     assert 1 == report.removed_batches
     assert known and all(report.before_unix_ns - 11 * DAY_S * 1e9 < each for each in known)
+
+
+async def test_a_dry_run_counts_more_hours_than_one_pass_removes(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention that is set for the first time takes several passes: the dry run says what all of them will remove."""
+    monkeypatch.setattr("lakebed.batches.retention.HOURS_MAX", 2)
+    for number in range(5):
+        await accept(store, manual_clock, number * 10)
+        await manual_clock.advance(3600.0)
+    await manual_clock.advance(12 * DAY_S)
+
+    rehearsed, first = await retain(store).run(dry_run=True), await retain(store).run()
+
+    assert (5, 5, 2) == (rehearsed.removed_hours, rehearsed.removed_batches, first.settled_hours)
+
+
+async def test_a_segment_that_is_written_during_a_removal_stays(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reconciler indexes a batch of the hour meanwhile: its row is not lost, and it goes with the next passes."""
+    await accept(store, manual_clock, 0)
+    at_ns = manual_clock.now_ns()
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+    late, delete = list[AcceptedBatch](), store.delete
+
+    async def deleting(key: str) -> None:
+        await delete(key)
+        if not late:
+            late.append(await accept(store, ManualClock(at_ns), 10))
+
+    monkeypatch.setattr(store, "delete", deleting)
+    await retain(store).run()
+    rows = [row async for some in AcceptedIndex(store).rows_of_hour(paths.hour_of(at_ns)) for row in some]
+    for _ in range(2):
+        await retain(store).run()
+        await manual_clock.advance(WAIT_S)
+    await retain(store).run()
+
+    assert [10] == [paths.identity_of(row.accepted_manifest_key).seq_start for row in rows]
+    assert [] == await keys(store, *EVERYTHING)
+    assert await SettledBoots(runtime_on(store, manual_clock)).find(late[0].identity)
+
+
+async def test_a_long_removal_keeps_its_lease(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour of a large fleet takes longer than a lease: no second process begins the same hour."""
+    monkeypatch.setattr("lakebed.batches.index.GROUP", 1)
+    for number in range(6):
+        await accept(store, manual_clock, number * 10)
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+    delete, others = store.delete, list[str]()
+
+    async def slow(key: str) -> None:
+        await delete(key)
+        if key.startswith(paths.ACCEPTED):
+            await manual_clock.advance(300.0)
+            with pytest.raises(HeldByAnother):
+                await retain(store).run()
+            others.append(key)
+
+    monkeypatch.setattr(store, "delete", slow)
+    report = await retain(store).run()
+
+    assert (6, 6) == (len(others), report.removed_batches)
+
+
+async def test_a_malformed_manifest_in_a_pack_does_not_keep_the_hour(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pack stays for the sweeper, the hour goes."""
+    frames = [submit(frame_of(number, number + 9)) for number in (0, 10)]
+    packer = Packer(runtime_on(store, manual_clock), wait_s=1.0)
+    storing = [asyncio.ensure_future(packer.store(each)) for each in frames]
+    await manual_clock.advance(2.0)
+    for submitted, place in zip(frames, await asyncio.gather(*storing), strict=True):
+        made = acceptance.manifest(submitted, place, at_ns=manual_clock.now_ns(), collector_id="c", attempt_id="a")
+        if submitted is frames[0]:
+            await store.create(paths.accepted_key(made.identity), write_record(made))
+            await write_rows(store, [acceptance.entry_of(made, acceptance.span_of(submitted.batch))], writer="c")
+        else:
+            await store.create(paths.accepted_key(made.identity), b"{}")
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+
+    last = await retain(store).run()
+
+    assert (1, 0) == (last.removed_hours, last.damaged_hours)
+    assert 1 == len(await keys(store, paths.RAW_BLOBS))
+    sweeper = BlobSweeper(runtime_on(store, manual_clock), horizon_s=3600.0, undecided="finish", name="gc")
+    assert {"keep": 1} == (await sweeper.sweep(dry_run=False)).counts
 
 
 # Rows of the index.

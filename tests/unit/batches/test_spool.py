@@ -11,8 +11,9 @@ import pytest
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.landed import LandedBatches
-from lakebed.batches.model import AcceptedBatch
+from lakebed.batches.model import AcceptedBatch, SettledBoot
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
+from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Conflict, Unavailable
@@ -313,6 +314,54 @@ async def test_one_damaged_record_does_not_hold_the_others_back(store: Switched,
     assert "1 accepted batches cannot be read: see repairs/v1/" in answer["why_partial"]
     assert 19 == len([info async for info in store.list(paths.ACCEPTED)])
     assert [segment] == list(tmp_path.glob("*.spool"))
+
+
+@pytest.mark.parametrize("record", [0, 1], ids=["between others", "the last one"])
+async def test_damage_is_reported_by_queries_after_a_restart_too(store: Switched, tmp_path: Path, record: int) -> None:
+    """An accepted batch cannot be read back: answers are partial until a person has removed the file."""
+    async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, _):
+        for start in (0, 10):
+            await client.post("/v1/batches", content=frame_of(start, start + 9))
+        (segment,) = tmp_path.glob("*.spool")
+        data = bytearray(segment.read_bytes())
+        data[[found.offset for found in records(bytes(data))][record] + HEAD.size + 60] ^= 0xFF
+        segment.write_bytes(bytes(data))
+    store.down = False
+
+    answers = []
+    for _ in range(2):  # it is landed in the first, and the file is set aside
+        async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, part):
+            await part.follower.poll()
+            answers.append((await client.get(f"/v1/query/range?{WINDOW}")).json())
+    (kept,) = tmp_path.glob("*.damaged")
+    kept.unlink()
+    async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, part):
+        await part.follower.poll()
+        cleared = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+
+    assert [True, True] == ["damaged" in " ".join(answer["why_partial"]) for answer in answers]
+    assert (False, 1) == (cleared["partial"], sum(cleared["sources"].values()))
+
+
+async def test_what_retention_has_removed_is_a_duplicate_for_a_spool_too(store: Switched, tmp_path: Path) -> None:
+    """After a restart that has forgotten it: it is not accepted anew, and not served as new."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        await client.post("/v1/batches", content=frame_of(0, 9))
+        assert part._lander is not None
+        await part._lander.land()
+        runtime = runtime_on(store, SystemClock())
+        await settled_register(runtime, "agent-a", "boot-1").change(lambda _: (SettledBoot(((0, 9),), 1), None))
+        for key in [info.key async for info in store.list(paths.ACCEPTED)]:
+            await store.delete(key)
+    (tmp_path / "landed.jsonl").unlink()
+
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        old = (await client.post("/v1/batches", content=frame_of(0, 9))).json()
+        new = (await client.post("/v1/batches", content=frame_of(10, 19))).json()
+        waiting = len(part.spool._held)
+
+    assert (True, False, 1) == (old["duplicate"], new["duplicate"], waiting)
 
 
 def test_a_spool_has_one_owner(tmp_path: Path) -> None:

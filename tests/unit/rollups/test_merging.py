@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lakebed.batches.model import Kind, Sample
+from lakebed.batches.reader import RawBatches
+from lakebed.batches.retention import BatchRetention
+from lakebed.batches.settled import WAIT_S
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.rollups import paths
@@ -13,6 +16,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from support.counting_store import CountingStore
 from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, shown
+from support.runtimes import runtime_on
 
 S = 10**9
 HOUR_NS, DAY_NS = 3600 * S, 86_400 * S
@@ -178,12 +182,42 @@ async def test_spans_that_retention_removes_leave_the_register() -> None:
     register = make_roller(store, clock)._merger.spans
     held = set((await register.read()).value.through)
     await clock.advance(30 * 86_400)
+    for _ in range(3):  # settled, removed, and nothing is left
+        await BatchRetention(runtime_on(store, clock), retention_days=10.0, owner="r").run()
+        await clock.advance(WAIT_S)
 
     await make_roller(store, clock, retain_s=10 * 86_400).run()
 
     answer = await ask(store, clock, "cpu", 3600, BEGIN_NS, BEGIN_NS + DAY_NS)
     assert ("date=2025-10-01" in held, MergedSpans()) == (True, (await register.read()).value)
-    assert [False] == ["cannot be read" in why for why in answer.why_partial]
+    assert not [why for why in answer.why_partial if "cannot be read" in why]
+    assert [why for why in answer.why_partial if "batches.retention_days" in why]
+
+
+async def test_a_month_that_retention_reaches_is_read_by_its_days() -> None:
+    """The merged chunk of a month would keep its first days until its last one is old enough."""
+    clock = ManualClock(BEGIN_NS)
+    store = MemoryStore(clock=clock)
+    reported = await filled(store, clock, 33)
+    for _ in range(6):
+        await clock.advance(3600)
+        await make_roller(store, clock).run()
+    whole = set((await make_roller(store, clock)._merger.spans.read()).value.through)
+    for _ in range(3):
+        await BatchRetention(runtime_on(store, clock), retention_days=20.0, owner="r").run()
+        await clock.advance(WAIT_S)
+
+    for _ in range(2):
+        await make_roller(store, clock, retain_s=20 * 86_400).run()
+
+    merged = {info.key.split("/")[3] async for info in store.list(paths.ROLLUP_MERGED)}
+    removed_ns = await RawBatches(store).removed_ns()
+    begin_ns = removed_ns // DAY_NS * DAY_NS + DAY_NS
+    answer = await ask(store, clock, "cpu", 3600, begin_ns, BEGIN_NS + 33 * DAY_NS)
+    kept = [(agent, sample) for agent, sample in reported if sample.time_ns >= begin_ns]
+    assert "month=2025-10" in whole and removed_ns > BEGIN_NS + 12 * DAY_NS
+    assert not {span for span in merged if span.startswith("month=") or span <= "date=2025-10-12"}
+    assert by_hand(kept, "cpu", 3600) == shown(answer)
 
 
 async def test_a_generation_is_committed_only_after_its_days_left_the_register() -> None:

@@ -92,9 +92,14 @@ async def test_a_replica_with_the_same_authority_object_is_refused(manual_clock:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", "s3://mfzwi23gnjvgw.mrap"]
+    "given",
+    [
+        {"url": "s3://arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap"},
+        {"url": "s3://mfzwi23gnjvgw.mrap"},
+        {"url": "s3://lake", "endpoint": "https://mfzwi23gnjvgw.mrap.accesspoint.s3-global.amazonaws.com"},
+    ],
 )
-def test_a_multi_region_access_point_is_refused(url: str) -> None:
+def test_a_multi_region_access_point_is_refused(given: dict[str, str]) -> None:
     """It routes a conditional create to any of its buckets, so two may succeed."""
     with pytest.raises(Contradiction, match="name one bucket"):
-        StoreSettings.of({"url": url})
+        StoreSettings.of(given)

@@ -17,6 +17,7 @@ DEMANDED = {
     "derived writes",
     "live query",
     "reconciler",
+    "retention",
     "roller",
     "bronze step",
     "queue",

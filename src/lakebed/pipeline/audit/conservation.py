@@ -232,7 +232,7 @@ class ConservationCheck:
         late = objects.filter(fresh | F.col("key").startswith(rollup_paths.ROLLER_UNREADABLE)).select(
             F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
         )
-        self.findings = of_rollups(rolled, covers, bad, objects)
+        self.findings = of_rollups(rolled, covers, bad, objects, removed_ns)
         covered = covers.filter("what = 'batch'").selectExpr("name as manifest_id")
         due = sums.due_in_rollups(good, covered, late, state.settled_ns)
         self._uncovered = lambda: of_uncovered(sums.uncovered(good, covered, late, state.settled_ns))
@@ -319,8 +319,13 @@ def conservation_row(row: dict[str, object], bronze: bool, rollups: bool) -> Con
     )
 
 
-def of_rollups(rolled: DataFrame, covers: DataFrame, others: DataFrame, objects: DataFrame) -> DataFrame:
-    """Chunks and manifests of rollups that cannot be read, and chunks of rollups and of the index that are missing."""
+def of_rollups(
+    rolled: DataFrame, covers: DataFrame, others: DataFrame, objects: DataFrame, removed_ns: int
+) -> DataFrame:
+    """Chunks and manifests of rollups that cannot be read, and chunks of rollups and of the index that are missing.
+
+    A manifest outlives the chunks of its earlier hours, which retention has removed up to `removed_ns`.
+    """
     unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
     bad = [
         frame.filter(f"problem is not null and problem != '{GONE}'").selectExpr("key", "problem", *unknown)
@@ -328,6 +333,7 @@ def of_rollups(rolled: DataFrame, covers: DataFrame, others: DataFrame, objects:
     ]
     corrupt = reduce(DataFrame.unionByName, bad).selectExpr(*plain("corrupt", "rollup", "problem"))
     chunks = covers.filter("what in ('rollup', 'index')").selectExpr("name as chunk", "what", "key", "size_bytes")
+    chunks = chunks.filter(F.regexp_extract("chunk", "(date=[^/]+/hour=[^/]+)/", 1) >= F.lit(hour_folder(removed_ns)))
     there = objects.selectExpr("key as chunk", "size_bytes as stored_bytes", "modified_ns")
     held = chunks.join(there, "chunk", how="left")
     lacking = held.filter("stored_bytes is null or stored_bytes != size_bytes").selectExpr(
