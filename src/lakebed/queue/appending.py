@@ -136,13 +136,15 @@ def split(
 
 
 def age(
-    manifest: ProducerManifest, *, now_ms: int, horizon_ms: int, keys_first: int = 0
+    manifest: ProducerManifest, *, now_ms: int, horizon_ms: int, keys_first: int = 0, keys_since_ms: int = 0
 ) -> tuple[ProducerManifest, ProducerManifest]:
     """Raises the generation when the current one is a horizon old, forgetting the ingestors of those that are over,
-    and forgets key segments before `keys_first`.
+    and forgets key segments before `keys_first` and keys in the manifest from before `keys_since_ms`.
     """
     if keys_first > manifest.keys_first:
         manifest = replace(manifest, keys_first=min(keys_first, manifest.keys_next))
+    if any(one.at_ms < keys_since_ms for one in manifest.keys):
+        manifest = replace(manifest, keys=tuple(one for one in manifest.keys if one.at_ms >= keys_since_ms))
     if now_ms - manifest.generation_at_ms < horizon_ms:
         return manifest, manifest
     generation = manifest.generation + 1
@@ -192,14 +194,15 @@ def seal(
 def seal_keys(
     manifest: ProducerManifest, folder: str, number: int, keys: Sequence[EnqueuedKey]
 ) -> tuple[ProducerManifest, bool]:
-    """Lets the key segment of this number stand for the oldest keys; False when another was written since."""
+    """Lets the key segment of this number stand for the keys in it; False when another was written since.
+
+    Some of them may have left the manifest before, in the seed's format.
+    """
     if (manifest.segments or folder) != folder or manifest.keys_next != number:
         return manifest, False
-    if manifest.keys[: len(keys)] != tuple(keys):
-        return manifest, False
-    after = replace(
-        manifest, version=SEALED_VERSION, segments=folder, keys=manifest.keys[len(keys) :], keys_next=number + 1
-    )
+    held = set(keys)
+    kept = tuple(one for one in manifest.keys if one not in held)
+    after = replace(manifest, version=SEALED_VERSION, segments=folder, keys=kept, keys_next=number + 1)
     return after, True
 
 

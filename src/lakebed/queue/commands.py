@@ -163,7 +163,12 @@ async def _put(opened: Queue, entries: Iterator[KeyValueEntry]) -> dict[str, Any
                 counts["unknown" if isinstance(error, OutcomeUnknown) else "lost"] += size
 
     while chunk := list(islice(entries, LINES_AT_ONCE)):
-        window.append((await ingestor.ingest(chunk), len(chunk)))
+        try:
+            window.append((await ingestor.ingest(chunk), len(chunk)))
+        except LakebedError as error:  # refused whole; what was sent before it is still awaited and counted
+            failure = failure or error
+            counts["lost"] += len(chunk)
+            break
         await settle(CALLS_MAX)
     await ingestor.close()
     await settle(0)

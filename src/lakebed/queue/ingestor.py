@@ -16,6 +16,7 @@ from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from msgspec.structs import replace
@@ -85,7 +86,7 @@ class _Batch:
 
     @property
     def entries(self) -> list[KeyValueEntry]:
-        return [entry for _, part in self.parts for entry in part]
+        return list(chain.from_iterable(part for _, part in self.parts))
 
     @property
     def count(self) -> int:

@@ -146,11 +146,18 @@ class Producer:
         """Raises the generation when it is due and forgets old keys; returns the manifest after that, for the sweep."""
         horizon_ms = round(self._settings.horizon_s * 1000)
         keys_first = await self._keys_in_use()
-        manifest = await self._register.change(
-            lambda manifest: appending.age(
-                appending.complete(manifest), now_ms=now_ms(self._clock), horizon_ms=horizon_ms, keys_first=keys_first
+        since_ms = self._keys_since_ms() if self._plain else 0  # otherwise they go with their segments
+
+        def aged(manifest: ProducerManifest) -> tuple[ProducerManifest, ProducerManifest]:
+            return appending.age(
+                appending.complete(manifest),
+                now_ms=now_ms(self._clock),
+                horizon_ms=horizon_ms,
+                keys_first=keys_first,
+                keys_since_ms=since_ms,
             )
-        )
+
+        manifest = await self._register.change(aged)
         self._know(manifest.generation)
         return manifest
 
@@ -200,7 +207,7 @@ class Producer:
     async def _read_keys(self) -> None:
         """Reads the key segments that the index does not have."""
         head = (await self._register.read()).value
-        oldest_ms = now_ms(self._clock) - round(self._settings.idempotency_s * 1000)
+        oldest_ms = self._keys_since_ms()
         sequences = {key: one for key, one in self._index.sequences.items() if one.at_ms >= oldest_ms}
         for number in range(max(self._index.upto, head.keys_first), head.keys_next):
             try:
@@ -213,7 +220,7 @@ class Producer:
     async def _keys_in_use(self) -> int:
         """The first key segment with a key that is young enough to be refused."""
         head = (await self._register.read()).value
-        oldest_ms = now_ms(self._clock) - round(self._settings.idempotency_s * 1000)
+        oldest_ms = self._keys_since_ms()
         for number in range(head.keys_first, head.keys_next):
             try:
                 keys = await self._segments.read_keys(head.segments, number)
@@ -222,6 +229,10 @@ class Producer:
             if any(one.at_ms >= oldest_ms for one in keys):
                 return number
         return head.keys_next
+
+    def _keys_since_ms(self) -> int:
+        """Keys from before this time may be forgotten."""
+        return now_ms(self._clock) - round(self._settings.idempotency_s * 1000)
 
     def _know(self, generation: int) -> None:
         self._generation = generation

@@ -42,6 +42,16 @@ def test_a_batch_comes_back_as_it_went_in(form: str, compression: str, entries: 
     assert entries == codec.decode(stored)
 
 
+@pytest.mark.parametrize("size", [1, 999, 64 * 1024, 200_000])
+def test_a_batch_whose_checksum_is_taken_in_several_steps_comes_back(size: int) -> None:
+    """Small entries are joined for it, large ones are not, and both may be in one batch."""
+    count = 300_000 // size
+    entries = [KeyValueEntry(b"%d" % number, bytes([number % 251]) * size) for number in range(max(3, count))]
+    entries.insert(1, KeyValueEntry(b"k" * 1000, b"v" * 100_000))
+
+    assert entries == codec.decode(codec.encode(entries, compression="none"))
+
+
 @pytest.mark.parametrize("name", ["plain.batch", "zstd.batch", "seed.json"])
 def test_a_golden_batch_is_read_for_ever(name: str) -> None:
     """Files written by the first version of each form decode to the same entries."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Conflict, LakebedError, NotFound, OutcomeUnknown, Unavailable
+from lakebed.core.errors import Conflict, LakebedError, NotFound, OutcomeUnknown, TooLarge, Unavailable
 from lakebed.queue import commands, paths
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.roles import Queue
@@ -117,6 +117,20 @@ async def test_a_put_counts_what_became_durable_and_what_did_not(
         await running(commands._put(queue, lines(5)))
 
     assert ["0", "3", "4"] == await drained(queue)
+
+
+async def test_a_put_with_a_line_that_is_refused_counts_what_was_before_it(
+    open_queue: Open, running: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines before it become durable and are counted; it and the lines after it are not sent."""
+    monkeypatch.setattr(commands, "LINES_AT_ONCE", 2)
+    queue = open_queue(entry_bytes_max=10)
+    entries = [KeyValueEntry(b"k", value) for value in (b"0", b"1", b"2", b"three, which is too long", b"4")]
+
+    with pytest.raises(TooLarge, match=r"2 entries are durable, 2 are not, 0 may or may not be.*an entry of 25 bytes"):
+        await running(commands._put(queue, iter(entries)))
+
+    assert ["0", "1"] == await drained(queue)
 
 
 async def test_a_put_whose_outcome_is_unknown_says_so(
@@ -351,6 +365,17 @@ async def test_a_letter_whose_replay_is_enqueued_is_not_discarded(open_queue: Op
     assert 0 == await queue.dead_letters.count()
 
 
+def _only_appends(change: Any) -> Any:
+    """A register whose process dies before it can shorten the manifest."""
+
+    async def changed(decide: Any, **options: Any) -> Any:
+        if "seal" in decide.__qualname__:
+            raise Unavailable("the process is dead")
+        return await change(decide, **options)
+
+    return changed
+
+
 class TestKeys:
     """Calls with an idempotency key."""
 
@@ -414,6 +439,49 @@ class TestKeys:
         assert 2 == len([info async for info in queue.store.list(folder)])
         await aged(queue, manual_clock, 7)
         assert 0 == len([info async for info in queue.store.list(folder)])
+
+    async def test_the_seeds_manifest_forgets_keys_that_are_old(
+        self, open_queue: Open, manual_clock: ManualClock
+    ) -> None:
+        """It has no key segments: its keys are in the manifest itself, which must not grow without end."""
+        queue = open_queue(format="seed", idempotency_s=600.0, horizon_s=100.0)
+        ingestor = queue.ingestor()
+        for number in range(300):
+            await ingestor.ingest([KeyValueEntry(b"k", b"v")], key=f"old-{number}")
+        await ingestor.flush()
+        await manual_clock.advance(400.0)
+        await ingestor.ingest([KeyValueEntry(b"k", b"v")], key="young")
+        await ingestor.flush()
+        await manual_clock.advance(400.0)
+        await queue.sweeper.sweep_orphans()
+        again = await queue.ingestor().ingest([KeyValueEntry(b"k", b"v")], key="young")
+
+        assert 1 == len((await queue.producer.read()).keys)
+        await manual_clock.advance(1.0)
+        assert (await again.await_durable()).repeated
+
+    async def test_keys_are_sealed_after_a_time_in_the_seeds_format(
+        self, open_queue: Open, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A key segment of a dead process is adopted, though the manifest has forgotten its keys since."""
+        monkeypatch.setattr("lakebed.queue.producer.KEYS_BLOCK", 2)
+        settings = {"idempotency_s": 600.0, "horizon_s": 100.0}
+        dying, seed, queue = open_queue(**settings), open_queue(format="seed", **settings), open_queue(**settings)
+        monkeypatch.setattr(dying.producer._register, "change", _only_appends(dying.producer._register.change))
+        for opened, keys in ((queue, "xy"), (dying, "ab"), (seed, "c"), (queue, "def")):
+            ingestor = opened.ingestor()
+            for key in keys:
+                await ingestor.ingest([KeyValueEntry(b"k", b"v")], key=key)
+                await ingestor.flush()
+                await opened.producer.settled()
+            if opened is seed:
+                await manual_clock.advance(700.0)
+                await seed.sweeper.sweep_orphans()
+        again = [await queue.ingestor().ingest([KeyValueEntry(b"k", b"v")], key=key) for key in "def"]
+
+        assert len((await queue.producer.read()).keys) < 2
+        await manual_clock.advance(1.0)
+        assert all([(await one.await_durable()).repeated for one in again])
 
     async def test_a_key_segment_is_kept_while_one_of_its_keys_is_young(
         self, open_queue: Open, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch

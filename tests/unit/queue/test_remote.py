@@ -12,7 +12,7 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
-from lakebed.core.errors import Unavailable
+from lakebed.core.errors import Denied, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import load
@@ -78,6 +78,22 @@ async def test_a_claim_is_acked_at_another_gateway(store: MemoryStore, manual_cl
     assert ([b"a", b"b"], [1, 2]) == (values(found), [batch["sequence"] for batch in found])
     assert [200] * 4 == codes
     assert [b"c"] == values(rest)
+
+
+async def test_an_ack_is_reported_although_the_clean_up_after_it_fails(manual_clock: ManualClock) -> None:
+    """The batch is done; its consumer must not be told otherwise because old data could not be deleted."""
+
+    class Undeletable(MemoryStore):
+        async def delete(self, key: str) -> None:
+            raise Denied(f"delete {key!r}: forbidden")
+
+    async with gateway(Undeletable(clock=manual_clock), manual_clock, done_cleanup_threshold=1) as (client, context):
+        await put(context, b"a", b"b")
+        found = await claim(client, consumer="loader", max=2)
+        codes = [(await client.post(f"{CLAIMS}/{batch['claim']}/ack")).status_code for batch in found]
+
+        assert [200, 200] == codes
+        assert [] == await claim(client, consumer="loader")
 
 
 async def test_a_claim_whose_response_was_lost_is_given_to_the_same_consumer_again(
