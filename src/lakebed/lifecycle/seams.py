@@ -65,6 +65,9 @@ class EventSource(Protocol):
     async def reach(self) -> LogReach:
         """How far back the log reaches, and which servers write it. Raises Unavailable."""
 
+    async def files(self, day: str) -> dict[str, int]:
+        """The log's files of a day (`2026-11-18`, UTC), and the second at which each begins. Raises Unavailable."""
+
 
 class Family(msgspec.Struct, frozen=True):
     """All that there is of one key (newest version first), or one upload. A scan continues behind `token`.
