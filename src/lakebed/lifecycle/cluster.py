@@ -143,8 +143,10 @@ def missing_files(seen: LogDay, files: Mapping[str, int], first_ns: int | None) 
 
 
 def counted(known: LogState, days: tuple[str, ...], missing: Iterable[LogGap], now_ns: int) -> LogState:
-    """The state after the files of these days were compared. Files that are gone are a loss."""
-    missing = tuple(missing)
+    """The state after the files of these days were compared. Files that are gone are a loss, unless their time counts
+    as missing already: another worker noticed it too.
+    """
+    missing = [gap for gap in missing if not any(one.holds(gap.from_ns) and one.holds(gap.to_ns) for one in known.gaps)]
     if len(days) > 1:
         known = msgspec.structs.replace(known, counted=days[0])
     for gap in missing:

@@ -226,6 +226,19 @@ async def test_a_silent_stream_is_given_up_and_its_filer_asked_last() -> None:
     assert ["two", "one"] == client._in_order()
 
 
+async def test_a_page_that_nobody_waits_for_any_more_is_cancelled() -> None:
+    """Its thread is free for other listings."""
+    client, stream = Scripted(lambda *_: []), Silent()
+    client._stream = lambda *_: stream  # type: ignore[method-assign]
+    page = asyncio.create_task(client.page("/buckets/b"))
+    await asyncio.sleep(0.01)
+
+    page.cancel()
+    await asyncio.gather(page, return_exceptions=True)
+
+    assert stream.cancelled.is_set()
+
+
 async def test_a_broken_stream_is_an_outage_of_its_filer() -> None:
     """What came before is given; the next subscription is with another filer."""
     client = Scripted(lambda *_: [])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -51,6 +54,38 @@ async def test_objects_of_a_file_that_is_gone_expire_in_time(which: int) -> None
     assert [] == world.left()
     assert Mode.EVENT_DRIVEN is (await world.action("EXPIRATION_DAYS")).mode
     assert 1 == (await world.registers.log.read()).value.generation  # it is noticed once
+
+
+async def test_two_workers_that_notice_the_same_loss_make_one_of_it() -> None:
+    """Both compared the files before either had it on record: every bucket is scanned once more, not twice."""
+    world, times = await seen("x/a", "x/b", "x/c")
+    other = world.new_worker(world.lake)
+    world.lake.lose_minute(times[1])
+    await world.clock.advance(31.0)
+
+    await asyncio.gather(world.worker._monitor.observe(), other._monitor.observe())
+
+    assert 1 == (await world.registers.log.read()).value.generation
+
+
+async def test_a_loss_that_could_not_be_recorded_is_noticed_again() -> None:
+    """What was seen of the log is replaced behind the loss: a worker that dies between loses neither."""
+    world, times = await seen("x/a", "x/b", "x/c")
+    world.lake.lose_minute(times[1])
+    await world.clock.advance(31.0)
+    change = world.registers.log.change
+
+    async def dies(_: Any) -> Any:
+        raise Unavailable("killed")
+
+    world.registers.log.change = dies  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await world.worker._monitor.observe()
+    world.registers.log.change = change  # type: ignore[method-assign]
+
+    await world.new_worker(world.lake)._monitor.observe()
+
+    assert 1 == (await world.registers.log.read()).value.generation
 
 
 async def test_a_log_that_only_grows_loses_nothing() -> None:
