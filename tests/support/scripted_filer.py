@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -21,18 +21,16 @@ Answer = bytes | grpc.StatusCode
 
 
 class Stream:
-    def __init__(self, messages: list[bytes]) -> None:
-        self._messages = iter(messages)
+    """A call of gRPC whose messages are read by a thread."""
 
-    async def read(self) -> Any:
-        return next(self._messages, grpc.aio.EOF)
+    def __init__(self, messages: Iterable[bytes]) -> None:
+        self._messages = messages
 
     def cancel(self) -> None:
         pass
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for message in self._messages:
-            yield message
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._messages
 
 
 class Scripted(FilerClient):
@@ -57,10 +55,10 @@ class Scripted(FilerClient):
 
                 return call
 
-            def unary_stream(self, method: str, **_: Any) -> Any:
-                return lambda request, timeout: Stream(client._answer(endpoint, request))
-
         return Channel()
+
+    def _stream(self, endpoint: str, method: str, request: bytes, timeout_s: float | None) -> Any:
+        return Stream(self._answer(endpoint, request))
 
 
 def change(ts_ns: int) -> bytes:

@@ -39,7 +39,7 @@ from lakebed.filer.codec import (
 )
 from lakebed.filer.model import FilerEntry, FilerEvent, SkippedEntries, Transaction
 from lakebed.filer.settings import FilerSettings
-from lakebed.filer.transport import Connections, TlsFiles, grpc_address, meaning
+from lakebed.filer.transport import Connections, MessageStream, TlsFiles, grpc_address, meaning
 
 SERVICE = "/filer_pb.SeaweedFiler/"
 LIST_NODES = "/master_pb.Seaweed/ListClusterNodes"
@@ -192,7 +192,7 @@ class FilerClient:
 
     async def _page(self, directory: str, request: bytes) -> list[bytes]:
         async def ask(endpoint: str) -> list[bytes]:
-            return [message async for message in self._stream(endpoint, "ListEntries", request, self._timeout_s)]
+            return await self._connections.all_of(self._stream(endpoint, "ListEntries", request, self._timeout_s))
 
         try:
             return await self._try(ask, directory)
@@ -227,46 +227,36 @@ class FilerClient:
             directories=directories,
         )
         try:
-            messages = self._messages(endpoint, request, tick_s)
-            async with aclosing(messages):
-                async for message in messages:
-                    for event in read_events(message):
+            async with aclosing(self._messages(endpoint, request, tick_s)) as messages:
+                async for some in messages:
+                    for event in (event for message in some for event in read_events(message)):
                         if until_ns and event.ts_ns > until_ns:
                             return
                         # The server repeats events in its memory from `since_ns` on, but not those on disk.
                         if event.heartbeat or event.ts_ns > since_ns:
                             yield event
-        except grpc.aio.AioRpcError as error:
+        except grpc.RpcError as error:
             self._failed(endpoint)
             raise meaning(error, endpoint, ", ".join(prefixes)) from error
 
-    async def _messages(self, endpoint: str, request: bytes, tick_s: float) -> AsyncGenerator[bytes, None]:
+    async def _messages(self, endpoint: str, request: bytes, tick_s: float) -> AsyncGenerator[list[bytes], None]:
         """Messages of the stream; with `tick_s`, empty bytes (a heartbeat) when none came for that long."""
-        call = self._stream(endpoint, "SubscribeMetadata", request, None)
-        reading: asyncio.Future[Any] | None = None
+        stream = MessageStream(self._stream(endpoint, "SubscribeMetadata", request, None))
         heard_s = self._clock.monotonic_s()
         try:
             while self._clock.monotonic_s() - heard_s < self._idle_s:
-                if tick_s:
-                    # A read that is given up ends the stream, so it is kept and waited for again.
-                    reading = reading or asyncio.ensure_future(call.read())
-                    if not (await asyncio.wait([reading], timeout=tick_s))[0]:
-                        yield b""
-                        continue
-                    message, reading = reading.result(), None
-                else:
-                    async with asyncio.timeout(self._idle_s):
-                        message = await call.read()
-                if message is grpc.aio.EOF:
+                found = await stream.take(tick_s or self._idle_s)
+                if found:
+                    yield found
+                    heard_s = self._clock.monotonic_s()
+                elif stream.ended:
                     return
-                yield message
-                heard_s = self._clock.monotonic_s()
-        except TimeoutError:
-            pass
+                elif tick_s:
+                    yield [b""]
+                else:
+                    break
         finally:
-            if reading is not None:
-                reading.cancel()
-            call.cancel()
+            stream.cancel()
         self._failed(endpoint)
         raise Unavailable(f"the filer at {endpoint} sent nothing for {self._idle_s:.0f} s")
 
@@ -330,7 +320,7 @@ class FilerClient:
         for endpoint in self._in_order():
             try:
                 answer = await ask(endpoint)
-            except grpc.aio.AioRpcError as error:
+            except grpc.RpcError as error:
                 last = meaning(error, endpoint, about)
                 if not isinstance(last, Unavailable):
                     raise last from error
@@ -351,10 +341,7 @@ class FilerClient:
         self._failed_until_s[endpoint] = self._clock.monotonic_s() + self._unhealthy_s
 
     def _stream(self, endpoint: str, method: str, request: bytes, timeout_s: float | None) -> Any:
-        call = self._channel(endpoint).unary_stream(
-            SERVICE + method, request_serializer=bytes, response_deserializer=bytes
-        )
-        return call(request, timeout=timeout_s)
+        return self._connections.streaming(endpoint).unary_stream(SERVICE + method)(request, timeout=timeout_s)
 
     def _channel(self, endpoint: str) -> Any:
         return self._connections.to(endpoint)

@@ -1,4 +1,8 @@
-"""A filer's values: entries, events of changed entries, and conditional transactions."""
+"""A filer's values: entries, events of changed entries, and conditional transactions.
+
+Values that come by the thousand have `gc=False`: they cannot be part of a cycle, and the collector walked through all
+that are held.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from enum import IntEnum
 import msgspec
 
 
-class FileChunk(msgspec.Struct, frozen=True):
+class FileChunk(msgspec.Struct, frozen=True, gc=False):
     """A part of a file's bytes. `fid` names it in the cluster and is never given to other bytes."""
 
     fid: str
@@ -18,7 +22,7 @@ class FileChunk(msgspec.Struct, frozen=True):
     etag: str = ""
 
 
-class Attributes(msgspec.Struct, frozen=True):
+class Attributes(msgspec.Struct, frozen=True, gc=False):
     file_size: int = 0
     mtime_ns: int = 0
     crtime_ns: int = 0
@@ -28,7 +32,7 @@ class Attributes(msgspec.Struct, frozen=True):
     md5: bytes = b""
 
 
-class FilerEntry(msgspec.Struct, frozen=True):
+class FilerEntry(msgspec.Struct, frozen=True, gc=False):
     """A file or a folder. `raw` is how the filer wrote it: sent back as it was, it states the whole entry."""
 
     name: str
@@ -41,7 +45,7 @@ class FilerEntry(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        ends = max((chunk.offset + chunk.size for chunk in self.chunks), default=0)
+        ends = max([chunk.offset + chunk.size for chunk in self.chunks]) if self.chunks else 0
         return max(self.attributes.file_size, ends, len(self.content))
 
     @property
@@ -60,7 +64,7 @@ class SkippedEntries(msgspec.Struct, frozen=True):
     count: int
 
 
-class FilerEvent(msgspec.Struct, frozen=True):
+class FilerEvent(msgspec.Struct, frozen=True, gc=False):
     """One change: created (only `new`), updated or moved (both), deleted (only `old`), or nothing (a heartbeat).
 
     `unreadable` is why the entries of a change could not be decoded, when its path and time could.

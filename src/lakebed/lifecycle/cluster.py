@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 
@@ -50,6 +51,14 @@ class LogState(msgspec.Struct, frozen=True):
     named_ns: int | None = None  # `made_ns` of the log that the cursors name; its first file makes no other log of it
     lost_ns: int = 0
     lost: str = ""
+    counted: str = ""  # the day whose files were last compared, beside today's
+
+
+class LogDay(msgspec.Struct, frozen=True):
+    """The files of the log of one day as they were last seen: when each begins, in seconds."""
+
+    version: int = 1
+    files: dict[str, int] = {}
 
 
 class WorkerShards(msgspec.Struct, frozen=True):
@@ -72,6 +81,7 @@ class RateState(msgspec.Struct, frozen=True):
 GAPS_MAX = 64  # of more, the nearest are joined
 LATE_NS = 180_000_000_000  # a server writes its events to disk each minute: what a crash can lose is younger than this
 SEEN_EVERY_NS = 30_000_000_000
+SECOND_NS = 1_000_000_000
 
 
 def observed(known: LogState, reach: LogReach, now_ns: int) -> LogState:
@@ -108,6 +118,45 @@ def lost_files(old: LogReach, new: LogReach) -> str:
     if old.first_ns is not None and new.first_ns is None:
         return "the event log has no files"
     return ""
+
+
+def days_to_count(known: LogState, reach: LogReach, now_ns: int) -> tuple[str, ...]:
+    """The days whose files are compared with those seen before: today, and before it one other, each in its turn. So
+    the cost does not grow with the log, and a day without any files is looked at too.
+    """
+    if reach.first_ns is None:
+        return ()
+    first, today = _day(reach.first_ns), _day(now_ns)
+    following = str(date.fromisoformat(known.counted) + timedelta(days=1)) if known.counted else first
+    other = following if first <= following < today else first
+    return (other, today) if other < today else (today,)
+
+
+def missing_files(seen: LogDay, files: Mapping[str, int], first_ns: int | None) -> tuple[LogGap, ...]:
+    """The times of files that are gone, but for those before the first file that is left: old ones may be removed.
+    A log without any file is another loss.
+    """
+    if first_ns is None:
+        return ()
+    gone = [at_s * SECOND_NS for name, at_s in sorted(seen.files.items()) if name not in files]
+    return tuple(LogGap(at_ns, at_ns + LATE_NS) for at_ns in gone if at_ns >= first_ns)
+
+
+def counted(known: LogState, days: tuple[str, ...], missing: Iterable[LogGap], now_ns: int) -> LogState:
+    """The state after the files of these days were compared. Files that are gone are a loss, unless their time counts
+    as missing already: another worker noticed it too.
+    """
+    missing = [gap for gap in missing if not any(one.holds(gap.from_ns) and one.holds(gap.to_ns) for one in known.gaps)]
+    if len(days) > 1:
+        known = msgspec.structs.replace(known, counted=days[0])
+    for gap in missing:
+        known = msgspec.structs.replace(known, gaps=_joined(known.gaps, gap))
+    why = f"{len(missing)} files of the event log are gone from {', '.join(days)}"
+    return lost(known, why, now_ns) if missing else known
+
+
+def _day(at_ns: int) -> str:
+    return str(datetime.fromtimestamp(at_ns // SECOND_NS, UTC).date())
 
 
 def lost(known: LogState, why: str, now_ns: int, *, begins_ns: int = 0) -> LogState:

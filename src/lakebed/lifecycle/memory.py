@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -16,6 +17,8 @@ from lakebed.core.errors import Denied, NotFound, Stale
 from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.model import ObjectEntry, ObjectIdentity, Position, Verb, extended_hash
 from lakebed.lifecycle.seams import UPLOADS, ChangeEvent, Facts, Family, LostLog, Policy, Removal
+
+MINUTE_NS = 60_000_000_000
 
 NULL = "null"
 
@@ -114,6 +117,10 @@ class MemoryLake:
         self.log_files = self.log_files and how != "files"
         self.log_made_ns = {"gone": 0, "remade": self._now()}.get(how, self.log_made_ns)
 
+    def lose_minute(self, at_ns: int) -> None:
+        """The file that has this instant is gone."""
+        self.log = [event for event in self.log if event.position.ts_ns // MINUTE_NS != at_ns // MINUTE_NS]
+
     # The seams.
 
     async def read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
@@ -126,6 +133,12 @@ class MemoryLake:
     async def reach(self) -> LogReach:
         first_ns = max(self.log_begins_ns, self.log_made_ns) if self.log_files and self.log_made_ns else None
         return LogReach(self.log_made_ns, first_ns, tuple(sorted(self.servers.items())))
+
+    async def files(self, day: str) -> dict[str, int]:
+        """A file a minute, once it is over."""
+        minutes = {event.position.ts_ns // MINUTE_NS for event in self.log if event.position.ts_ns > 0}
+        begun = [datetime.fromtimestamp(60 * one, UTC) for one in sorted(minutes) if one < self._now() // MINUTE_NS]
+        return {f"{at:%H-%M}": int(at.timestamp()) for at in begun if f"{at:%Y-%m-%d}" == day}
 
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         if upload_id:

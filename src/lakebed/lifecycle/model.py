@@ -188,7 +188,7 @@ class StreamKind(StrEnum):
     PENDING = "PENDING"
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class Position(msgspec.Struct, frozen=True, order=True, gc=False):
     """A position in the event stream. A cursor is at the last resolved event: reading continues strictly after it."""
 
     ts_ns: int = 0

@@ -5,14 +5,25 @@ Retention `None` means the event log keeps everything. Sibling actions of one ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from lakebed.core.errors import Unavailable
 from lakebed.core.logs import logger
-from lakebed.lifecycle.cluster import LogState, begins_ns, lost, observed
+from lakebed.lifecycle import paths
+from lakebed.lifecycle.cluster import (
+    LogDay,
+    LogGap,
+    LogState,
+    begins_ns,
+    counted,
+    days_to_count,
+    lost,
+    missing_files,
+    observed,
+)
 from lakebed.lifecycle.cursors import stream_cutoff
 from lakebed.lifecycle.eligibility import event_log_horizon, min_trigger_age
 from lakebed.lifecycle.engine import ActionRef, PolicySnapshot
@@ -145,17 +156,42 @@ class LagMonitor:
         register = self._state.log
         known = (await register.read()).value
         try:
-            reach = await self._source.reach()
+            reach, now_ns = await self._source.reach(), self._state.clock.now_ns()
+            if observed(known, reach, now_ns) is known:
+                return known
+            days = days_to_count(known, reach, now_ns)
+            files = await self._count(days)
         except Unavailable as error:
             log.info("event log not probed", error=error.message)
             return known
-        now_ns = self._state.clock.now_ns()
-        if observed(known, reach, now_ns) is known:
-            return known
-        after = await register.change(changed(lambda state: observed(state, reach, now_ns)))
+        missing = [gap for gaps, _ in files.values() for gap in gaps]
+        after = await register.change(
+            changed(lambda state: counted(observed(state, reach, now_ns), days, missing, now_ns))
+        )
         if after.lost_ns == now_ns and after.generation > known.generation:
             self._lost(after)
+        for day, (_, now) in files.items():  # once the loss is on record
+            await self._state.log_day(day).change(lambda _, now=now: (now, None))  # type: ignore[misc]
+        if days and days[0] <= known.counted:  # all were compared once more: those before them are no longer needed
+            await self._forget_before(days[0])
         return after
+
+    async def _forget_before(self, day: str) -> None:
+        for key in [info.key async for info in self._state.store.list(paths.LOG_DAYS)]:
+            if key < paths.log_day(day):
+                await self._state.store.delete(key)
+
+    async def _count(self, days: Sequence[str]) -> dict[str, tuple[Sequence[LogGap], LogDay]]:
+        """Of days whose files are others than those seen before: which are gone, and those that are there."""
+        found: dict[str, tuple[Sequence[LogGap], LogDay]] = {}
+        for day in days:
+            seen, files = (await self._state.log_day(day).read()).value, await self._source.files(day)
+            if seen.files == files:
+                continue
+            gone = seen.files.keys() - files.keys()
+            first_ns = (await self._source.reach()).first_ns if gone else None  # old ones may have been removed by now
+            found[day] = missing_files(seen, files, first_ns), LogDay(files=files)
+        return found
 
     async def lose(self, why: str) -> None:
         """A cursor in use is older than the log."""

@@ -9,6 +9,7 @@ from lakebed.lifecycle.engine import ActionRef
 
 ROOT = "lifecycle/v1/"
 LOG_STATE = ROOT + "log.json"
+LOG_DAYS = ROOT + "log/"
 WORKER_SHARDS = ROOT + "shards.json"
 PENDING = ROOT + "pending.json"
 RATE = ROOT + "rate.json"
@@ -34,6 +35,10 @@ def checked_bucket(name: str) -> str:
 
 def reader(shard: int) -> str:
     return f"{ROOT}reader/{shard:02d}.json"
+
+
+def log_day(day: str) -> str:
+    return f"{LOG_DAYS}{day}.json"
 
 
 def bucket_state(bucket: str) -> str:

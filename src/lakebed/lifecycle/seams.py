@@ -25,7 +25,7 @@ class LostLog(Conflict):
     code = "lost_log"
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True, gc=False):
     """An entry as an event describes it: enough to distinguish a new age from a change of predicates."""
 
     mtime_ns: int
@@ -34,7 +34,7 @@ class Facts(msgspec.Struct, frozen=True):
     extended_hash: str = ""
 
 
-class ChangeEvent(msgspec.Struct, frozen=True):
+class ChangeEvent(msgspec.Struct, frozen=True, gc=False):
     """One change of one thing in a bucket. `key` is the object's key, whichever version changed.
 
     `unreadable` is why the event could not be decoded; such an event is isolated with that reason.
@@ -64,6 +64,9 @@ class EventSource(Protocol):
 
     async def reach(self) -> LogReach:
         """How far back the log reaches, and which servers write it. Raises Unavailable."""
+
+    async def files(self, day: str) -> dict[str, int]:
+        """The log's files of a day (`2026-11-18`, UTC), and the second at which each begins. Raises Unavailable."""
 
 
 class Family(msgspec.Struct, frozen=True):

@@ -106,6 +106,10 @@ class RemoteLake:
         await self._go("log", "")
         return await self._lake.reach()
 
+    async def files(self, day: str) -> dict[str, int]:
+        await self._go("log files", day)
+        return await self._lake.files(day)
+
     async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
         await self._go("split", prefix)
         return await self._lake.split(bucket, prefix)

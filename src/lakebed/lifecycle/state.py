@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from lakebed.lifecycle import paths
-from lakebed.lifecycle.cluster import SHARDS, LogGap, LogState, RateState, WorkerShards
+from lakebed.lifecycle.cluster import SHARDS, LogDay, LogGap, LogState, RateState, WorkerShards
 from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, ObjectIdentity, Position, StreamKind
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
@@ -340,6 +340,9 @@ class LifecycleState:
             key = paths.bucket_state(name)
             self._buckets[name] = self._open(key, BucketLifecycle, BucketLifecycle(), "lifecycle_bucket")
         return self._buckets[name]
+
+    def log_day(self, day: str) -> Register[LogDay]:
+        return self._open(paths.log_day(day), LogDay, LogDay(), "lifecycle_log_day")
 
     async def cursors(self) -> dict[int, ReaderState]:
         """The cursors of every shard, as they are now."""

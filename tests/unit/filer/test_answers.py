@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import grpc
@@ -45,7 +47,7 @@ from lakebed.filer.settings import FilerSettings
 from lakebed.filer.transport import meaning
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
-from support.scripted_filer import GUARDED, Scripted, change
+from support.scripted_filer import GUARDED, Scripted, Stream, change
 from support.wire import fields
 
 FOUND = encode_field(1, write_entry(FilerEntry("k")))
@@ -199,42 +201,60 @@ async def test_a_change_that_failed_without_words_is_an_outage() -> None:
 
 
 class Silent:
-    """A stream that says nothing."""
+    """A stream that says nothing until it is cancelled."""
 
-    cancelled = 0
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
 
-    async def read(self) -> Any:
-        raise TimeoutError
+    def __iter__(self) -> Iterator[bytes]:
+        self.cancelled.wait()
+        yield from ()
 
     def cancel(self) -> None:
-        Silent.cancelled += 1
+        self.cancelled.set()
 
 
 async def test_a_silent_stream_is_given_up_and_its_filer_asked_last() -> None:
     """The call is cancelled: a stream that nobody reads must not stay open."""
-    client = Scripted(lambda *_: [])
-    client._stream = lambda *_: Silent()  # type: ignore[method-assign]
-    Silent.cancelled = 0
-    with pytest.raises(Unavailable, match="one sent nothing for 30 s"):
+    client, stream = Scripted(lambda *_: []), Silent()
+    client._stream = lambda *_: stream  # type: ignore[method-assign]
+    client._idle_s = 0.01
+    with pytest.raises(Unavailable, match="one sent nothing for 0 s"):
         [event async for event in client.subscribe(["/buckets"], since_ns=0)]
 
-    assert (1, ["two", "one"]) == (Silent.cancelled, client._in_order())
+    assert stream.cancelled.is_set()
+    assert ["two", "one"] == client._in_order()
+
+
+async def test_a_page_that_nobody_waits_for_any_more_is_cancelled() -> None:
+    """Its thread is free for other listings."""
+    client, stream = Scripted(lambda *_: []), Silent()
+    client._stream = lambda *_: stream  # type: ignore[method-assign]
+    page = asyncio.create_task(client.page("/buckets/b"))
+    await asyncio.sleep(0.01)
+
+    page.cancel()
+    await asyncio.gather(page, return_exceptions=True)
+
+    assert stream.cancelled.is_set()
 
 
 async def test_a_broken_stream_is_an_outage_of_its_filer() -> None:
-    """The next subscription is with another filer."""
+    """What came before is given; the next subscription is with another filer."""
     client = Scripted(lambda *_: [])
 
-    class Broken(Silent):
-        async def read(self) -> Any:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="gone")
+    def broken() -> Iterator[bytes]:
+        yield change(6)
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="gone")
 
-    client._stream = lambda *_: Broken()  # type: ignore[method-assign]
-    with pytest.raises(Unavailable):
-        [event async for event in client.subscribe(["/buckets"], since_ns=0)]
+    client._stream = lambda *_: Stream(broken())  # type: ignore[method-assign]
+    found: list[int] = []
+    with pytest.raises(Unavailable, match="gone"):
+        async for event in client.subscribe(["/buckets"], since_ns=0):
+            found.append(event.ts_ns)
 
-    assert ["two", "one"] == client._in_order()
+    assert ([6], ["two", "one"]) == (found, client._in_order())
 
 
 async def test_heartbeats_come_through_whatever_their_time() -> None:
@@ -467,12 +487,14 @@ async def test_a_stream_that_talks_now_and_then_is_never_given_up() -> None:
     clock: Any = client._clock
     messages = [change(number) for number in range(1, 6)]
 
-    class Slow(Silent):
-        async def read(self) -> Any:
-            await clock.advance(20.0)
-            return messages.pop(0) if messages else grpc.aio.EOF
+    loop = asyncio.get_running_loop()
 
-    client._stream = lambda *_: Slow()  # type: ignore[method-assign]
+    def slow() -> Iterator[bytes]:
+        for message in messages:
+            asyncio.run_coroutine_threadsafe(clock.advance(20.0), loop).result()
+            yield message
+
+    client._stream = lambda *_: Stream(slow())  # type: ignore[method-assign]
     found = [event.ts_ns async for event in client.subscribe(["/buckets"], since_ns=0)]
 
     assert [1, 2, 3, 4, 5] == found

@@ -248,6 +248,7 @@ async def test_saturation_and_duration_of_deletes_are_shown() -> None:
     await world.clock.advance(2 * DAY_S)
     await world.policy("b", rule(expiration_days=1))
     world.worker = world.new_worker(Slow())
+    await world.worker._monitor.observe()  # a first look at the log has requests of its own
     ticking = asyncio.create_task(world.worker.run_round())
     await world.clock.advance(3.0)
     await ticking

@@ -129,7 +129,8 @@ async def in_order(changes: AsyncIterable[FilerEvent]) -> AsyncGenerator[tuple[i
         for event in events_of(change):
             heappush(held, (change.ts_ns, number, event))
             number += 1
-            newest_ns = max(newest_ns, change.ts_ns)
+            if change.ts_ns > newest_ns:
+                newest_ns = change.ts_ns
         while held and held[0][0] <= newest_ns - ORDER_NS:
             ts_ns, _, event = heappop(held)
             yield ts_ns, event
@@ -164,7 +165,8 @@ def _event(directory: str, old: FilerEntry | None, new: FilerEntry | None) -> It
     place = place_of(directory, shown)
     if place is not None:
         both = old is not None and new is not None  # only then it is asked whether attributes changed
-        before, after = (facts_of(one, attributes=both) if one is not None else None for one in (old, new))
+        before = facts_of(old, attributes=both) if old is not None else None
+        after = facts_of(new, attributes=both) if new is not None else None
         yield ChangeEvent(Position(), place.bucket, place.key, place.version_id, place.upload_id, before, after)
 
 

@@ -21,7 +21,7 @@ from lakebed.filer.model import (
     SkippedEntries,
     Transaction,
 )
-from lakebed.lifecycle.cluster import LogReach
+from lakebed.lifecycle.cluster import SECOND_NS, LogReach
 from lakebed.lifecycle.model import ObjectEntry, Position, Verb
 from lakebed.lifecycle.paths import checked_bucket
 from lakebed.lifecycle.seams import ChangeEvent, Family, Policy, Removal
@@ -365,6 +365,11 @@ class SeaweedLake:
         if folder is None:  # nothing was ever written to disk, or all of it is gone
             return LogReach(servers=servers)
         return LogReach(folder.attributes.crtime_ns, await self._first_file_ns(), servers)
+
+    async def files(self, day: str) -> dict[str, int]:
+        found = [file.name async for file in self._filer.entries(f"{LOG_PARENT}/{LOG}/{day}")]
+        times = {name: layout.log_file_ns(day, name) for name in found}
+        return {name: at_ns // SECOND_NS for name, at_ns in times.items() if at_ns is not None}
 
     async def _first_file_ns(self) -> int | None:
         """Where the first file of the log begins. Files that are none of the log's are passed by."""
