@@ -304,6 +304,26 @@ async def test_retention_removes_a_pack_with_the_last_hour_that_needs_it(
     assert [] == [info.key async for info in store.list(paths.ACCEPTED)]
 
 
+async def test_retention_leaves_a_pack_of_which_a_frame_may_still_be_accepted(
+    runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """A collector that stalled before its manifest goes on after the other frames' hour was removed."""
+    early, stalled = (submit(frame) for frame in fleet(2))
+    places = await asyncio.gather(*map(Packer(runtime, wait_s=0.0).store, (early, stalled)))
+    await _accept_at(runtime, early, places[0])
+    await manual_clock.advance(DAY_S + 2 * 3600.0)
+    retention = BatchRetention(runtime, retention_days=1.0, owner="o")
+    for _ in range(3):  # settle, then remove
+        await retention.run()
+        await manual_clock.advance(3700.0)
+
+    await _accept_at(runtime, stalled, places[1])
+
+    found = [read_record(await store.get(info.key), AcceptedBatch) async for info in store.list(paths.ACCEPTED)]
+    assert [stalled.batch.identity] == [each.identity for each in found]
+    assert stalled.batch.identity == (await RawBatches(store).batch(stalled.sha256, found[0].place)).identity
+
+
 async def _accept_at(runtime: StoreRuntime, submitted: Submission, place: object) -> None:
     made = acceptance.manifest(
         submitted,
