@@ -213,6 +213,23 @@ async def test_an_offset_by_time_is_never_below_the_start_of_the_log(host: Host)
     assert 2 == await broker.admin.offsets.at(TP, 0)
 
 
+async def test_an_offset_by_timestamp_is_never_below_the_start_of_the_log(host: Host) -> None:
+    """A client that begins there must not be told an offset that is out of range; pending, in the index, compacted."""
+    broker, services = host.broker(), host.services()
+    await host.append(broker, b"a", b"b", b"c")
+    await host.append(broker, b"d")
+    last = host.clock.now_ns() // 1_000_000
+    for start, settle in ((2, False), (3, True), (4, True)):
+        await broker.admin.trim(TP, start)
+        found = await host.broker().admin.offsets.stamped(TP, 0)
+
+        assert found is not None and (start, last) == (found[0], found[1])
+        if settle:
+            await services.compactor.compact_once(TP)
+    await broker.admin.trim(TP, 5)
+    assert await broker.admin.offsets.stamped(TP, 0) is None
+
+
 async def test_an_offset_by_time_finds_the_pending_append(host: Host) -> None:
     """At its time or before it, its first record; after it, the end."""
     broker = host.broker()
