@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Invalid, OutcomeUnknown
 from lakebed.log import paths
 from lakebed.log.codec import columns
 from lakebed.log.model import (
@@ -262,3 +263,43 @@ async def test_an_offset_by_time_is_looked_for_again_when_a_compaction_overtook_
     monkeypatch.setattr(broker.reader, "batch", once)
     assert 1 == await broker.admin.offsets.at(TP, 0)
     assert gone
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("verb", ["fence", "unfence", "trim", "delete"])
+async def test_what_an_operator_does_to_a_log_survives_a_lost_answer(
+    host: Host, monkeypatch: pytest.MonkeyPatch, verb: str, landed: bool
+) -> None:
+    """Each change says what it makes of the log, whatever it was: it is made again, and ends as if once."""
+    broker = host.broker()
+    await host.append(broker, b"a", b"b")
+    await broker.writer.drain()
+    if verb == "unfence":
+        await broker.admin.fence(TP, reason="why")
+    meta, lost = broker.records.meta, list[str]()
+    put = meta.put
+
+    async def unanswered(key: str, value: bytes, **more: Any) -> Any:
+        if key == paths.control(TP) and not lost:
+            lost.append(key)
+            if landed:
+                await put(key, value, **more)
+            raise OutcomeUnknown("the answer was lost")
+        return await put(key, value, **more)
+
+    monkeypatch.setattr(meta, "put", unanswered)
+    waiting = asyncio.ensure_future(
+        {
+            "fence": lambda: broker.admin.fence(TP, reason="why"),
+            "unfence": lambda: broker.admin.unfence(TP),
+            "trim": lambda: broker.admin.trim(TP, 2),
+            "delete": lambda: broker.admin.delete("orders", reason="why"),
+        }[verb]()
+    )
+    while not waiting.done():
+        await host.clock.advance(0.5)
+    await waiting
+    now = (await broker.records.control(TP)).value
+
+    expected = {"fence": ("FENCED", 1), "unfence": ("OPEN", 1), "trim": ("OPEN", 2), "delete": ("DELETED", 3)}
+    assert (expected[verb], [paths.control(TP)]) == ((now.log_state, now.log_start_offset), lost)

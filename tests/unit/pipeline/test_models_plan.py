@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from lakebed.core.errors import Invalid
@@ -191,3 +192,14 @@ def test_what_decides_rows_besides_the_code_makes_another_table(header: str) -> 
 
     assert plain.sha256 != made(f"-- incremental: merge\n-- keys: id\n-- {header}").sha256
     assert plain.sha256 == made("-- incremental: merge\n-- keys: id\n-- every: 5m\n-- comment: other").sha256
+
+
+@pytest.mark.parametrize(("sha256", "batch"), [("x", 5), ("", 4), ("", 6)], ids=["other code", "before", "behind"])
+def test_a_run_is_resumed_only_by_its_own_code_as_the_next_batch(sha256: str, batch: int) -> None:
+    """Its quarantine has rows of that code and that batch: with others the table would not be what it says."""
+    pending = held(MERGE, batch, sha256=sha256, orders=4)
+    pending = msgspec.structs.replace(pending, applied={APPLICATION: 5})
+
+    step = decided(MERGE, held(MERGE), pending, orders=6)
+
+    assert ("increment", False, 6, 5) == (step.action, step.resumed, step.sources["silver.orders"], step.batch)
