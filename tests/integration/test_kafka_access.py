@@ -185,6 +185,56 @@ async def test_each_request_is_for_whom_it_must_be_and_nobody_else(name: str) ->
         assert name in ANY_KEY or seen[who] & DENIED
 
 
+# The rights that a request needs, each of them; who lacks one is denied, who has just these is served.
+VERBS = ("produce", "consume", "admin", "read", "group")
+NEEDS: dict[str, tuple[str, ...]] = {
+    "produce": ("produce",),
+    "fetch": ("consume",),
+    "list_offsets": ("consume",),
+    "offset_commit": ("group", "consume"),
+    "offset_fetch": ("group", "consume"),
+    "find_coordinator": ("group",),
+    "join_group": ("group",),
+    "heartbeat": ("group",),
+    "leave_group": ("group",),
+    "sync_group": ("group",),
+    "describe_groups": ("group",),
+    "create_topics": ("admin",),
+    "delete_topics": ("admin",),
+    "delete_records": ("admin",),
+    "describe_configs": ("read",),
+    "alter_configs": ("admin",),
+    "create_partitions": ("admin",),
+    "delete_groups": ("group", "consume"),
+    "incremental_alter_configs": ("admin",),
+    "offset_delete": ("group", "consume"),
+}
+OF_ANY_VERB = {"metadata"}  # a topic is described to whoever may do something with it
+
+
+def test_every_request_says_which_rights_it_needs() -> None:
+    assert set(REQUESTS) == set(NEEDS) | ANY_KEY | OF_ANY_VERB
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+async def test_a_request_needs_each_of_its_rights_and_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer's key reads nothing, a consumer's writes nothing, and neither deletes a topic."""
+    version = next(api.most for api in APIS if api.name == name)
+    holders = {f"without-{verb}": [one for one in VERBS if one != verb] for verb in NEEDS[name]}
+    holders["enough"] = list(NEEDS[name])
+    keys = [*KEYS]
+    for who, verbs in holders.items():
+        monkeypatch.setitem(SECRETS, who, f"0123456789abcdef-{who}")
+        keys.append({"name": who, "secret": SECRETS[who], "rights": [f"log:{verb}:acme.*" for verb in verbs]})
+    async with serving(keys=keys) as port:
+        await (await port.client("admin")).ask("produce", 9, **sent(batch("a"), TOPIC))
+        await (await port.client("admin")).ask("offset_commit", 9, **REQUESTS["offset_commit"])
+        seen = {who: set(codes(await (await port.client(who)).ask(name, version, **REQUESTS[name]))) for who in holders}
+
+    assert not seen.pop("enough") & DENIED
+    assert all(found & DENIED for found in seen.values()), seen
+
+
 async def test_a_tenant_is_shown_its_own_topics_and_groups() -> None:
     """Lists have the tenant's rows, and a name of another's tells nothing: not even whether it exists."""
     async with serving(keys=KEYS) as port:

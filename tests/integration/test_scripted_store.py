@@ -303,6 +303,7 @@ async def test_a_page_that_is_cut_short_is_asked_for_again_or_unavailable(store_
                 if info.key == "a/0040":  # on the first page; the next one is not requested yet
                     server.script[:] = [Step(method="GET", cut=True) for _ in range(cuts)]
                 found.append(info.key)
+                assert len(found) <= len(keys), "the listing began again"
             return found
 
         server.script[:] = [Step(method="GET", cut=True)]

@@ -16,7 +16,7 @@ from lakebed import pipeline as lp
 from lakebed.core.errors import Invalid
 from lakebed.core.ids import Ids
 from lakebed.delta.model import TableSpec
-from lakebed.pipeline.models.changes import changed_rows
+from lakebed.pipeline.models.changes import apart_by_type, changed_rows
 from lakebed.pipeline.models.definition import BadModel, Model, model_of
 from lakebed.pipeline.models.expectations import ExpectationFailed
 from lakebed.pipeline.models.folder import python_models, read_models, sql_model
@@ -344,3 +344,25 @@ def test_a_model_is_a_function_of_small_frames(spark: SparkSession) -> None:
         lp.run_model(totals, {"silver.orders": orders})
     with pytest.raises(BadModel, match="does not read 'silver"):
         lp.run_model(totals, {"silver.orders": orders, "before": before, "silver.others": before})
+
+
+def test_a_key_is_written_or_deleted_and_never_both(spark: SparkSession) -> None:
+    """A write wins over a delete of its key; the rows before an update do nothing; a row without a mark is written."""
+    said = [
+        (1, "insert"),
+        (2, "delete"),
+        (3, "delete"),
+        (3, "insert"),
+        (4, "update_preimage"),
+        (4, "update_postimage"),
+        (5, None),
+        (6, "delete"),
+        (6, "delete"),
+        (7, "update_preimage"),
+    ]
+    rows = spark.createDataFrame([(id, float(id), kind) for id, kind in said], "id int, v double, _change_type string")
+
+    kept, gone = apart_by_type(rows, ["id"])
+
+    assert [(1, 1.0), (3, 3.0), (4, 4.0), (5, 5.0)] == sorted(map(tuple, kept.collect()))
+    assert [(2, None), (6, None)] == sorted(map(tuple, gone.collect()))

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lakebed.agent.batcher import Batcher, BatchLimits, checked
@@ -177,3 +178,34 @@ def test_a_missing_proc_file_costs_only_its_own_metrics(tmp_path: Path) -> None:
 
     assert {"host_load", "host_filesystem_bytes"} == {sample.metric for sample in samples}
     assert metrics.value("lakebed_agent_bad_samples_total", source="host") == 4
+
+
+async def test_no_line_is_acknowledged_before_it_is_on_disk() -> None:
+    """At each acknowledgement the disk has every line up to it, while the lines behind it still wait."""
+    stored = 0
+
+    async def slow(frames: Sequence[Frame]) -> AppendResult:
+        nonlocal stored
+        for _ in range(3):
+            await asyncio.sleep(0)
+        stored += sum(frame.identity.samples for frame in frames)
+        return AppendResult(())
+
+    runtime = runtime_of(SystemClock(), metrics=Metrics())
+    batcher = Batcher(runtime, "a", "b", BatchLimits(100_000, 50, 0.0), slow)
+    seen: list[tuple[int, int]] = []
+
+    def acked(line: bytes) -> None:
+        seen.append((msgspec.json.decode(line)["durable_lines"], stored))
+
+    source = StdinSource(runtime, batcher, line_bytes_max=1000, acks=acked)
+    for _ in range(20):
+        await source._take([b'{"metric":"m","value":1}'] * 100)
+    batcher.stop()
+    acknowledging = asyncio.ensure_future(source._acknowledge())
+    await batcher.run()
+    await source._tickets.join()
+    acknowledging.cancel()
+
+    assert all(lines <= disk for lines, disk in seen)
+    assert 2000 == seen[-1][0] and len(seen) > 3

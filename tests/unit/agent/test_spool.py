@@ -386,3 +386,21 @@ def test_the_reason_of_a_parked_batch_is_on_the_disk_before_the_batch_is_there(t
     disk_queue.park(entry, parked_for(entry))
 
     assert [".json", "sync parked", ".lmbatch", "sync parked", f"sync {paths.boot_folder(1, 'boot-1')}"] == steps
+
+
+def test_a_parked_batch_whose_reason_is_lost_is_sent_again_after_a_restart(tmp_path: Path) -> None:
+    """Nobody could settle it; a collector that refuses it again gives the reason again. Its place stays its own."""
+    disk_queue = open_spool(tmp_path)
+    disk_queue.append([frame("boot-1", 0, 4), frame("boot-1", 5, 9)])
+    for _ in range(2):
+        entry = disk_queue.claim()
+        assert entry is not None
+        disk_queue.park(entry, parked_for(entry))
+    reasons = sorted((tmp_path / paths.PARKED).glob(f"*{paths.REASON}"))
+    disk_queue.close()
+    reasons[0].unlink()
+
+    again = open_spool(tmp_path, "boot-2")
+
+    assert [("boot-1", 0, 4)] == waiting(again)
+    assert 1 == again.parked_batches

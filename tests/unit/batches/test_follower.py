@@ -17,6 +17,7 @@ from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Unavailable
 from lakebed.core.metrics import Metrics
+from lakebed.rollups.paths import work_key
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import StoredObject
 from support.batch_frames import frame_of, submit
@@ -188,3 +189,31 @@ async def test_what_a_look_found_and_could_not_read_is_found_by_the_next(manual_
     store.away = False
 
     assert (1, True) == (await follower.poll(), accepted.identity in live)
+
+
+@pytest.mark.parametrize("damage", ["segment", "entry", "blob", "bytes"])
+async def test_whatever_a_look_cannot_read_is_not_in_live_state_and_live_state_says_so(
+    manual_clock: ManualClock, damage: str
+) -> None:
+    """A query must read the bucket up to there, and report what is missing: a look never calls itself complete."""
+    store = MemoryStore(clock=manual_clock)
+    now_ns = manual_clock.now_ns()
+    rows = []
+    for n in range(3):
+        frame = frame_of(n * 10, n * 10 + 9)
+        accepted = await accept(store, frame, now_ns - (9 - n) * SECOND_NS, indexed=False)
+        rows.append(acceptance.entry_of(accepted, acceptance.span_of(submit(frame).batch)))
+        await write_rows(store, rows[-1:], writer="c")
+    segments = sorted([info.key async for info in store.list(paths.ACCEPTED_INDEX)], key=lambda key: key.split("/")[-1])
+    doomed = rows[1].raw_blob_key if damage in ("blob", "bytes") else segments[1]
+    data = (await store.get(doomed)).data
+    await store.delete(doomed)
+    if damage in ("segment", "bytes"):
+        await store.create(doomed, data[:-3])
+    elif damage == "entry":  # the index lost it; the reconciler's note of it is left
+        note = work_key(paths.identity_of(rows[1].accepted_manifest_key), rows[1].accepted_at_unix_ns)
+        await store.create(note, b"{}")
+    follower, live = _made(store, manual_clock)
+
+    assert 2 == await follower.poll()
+    assert rows[1].accepted_at_unix_ns == live.evicted_through_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,12 +17,13 @@ from lakebed.batches.codec.pack import HEAD, decode_table, encode_pack
 from lakebed.batches.derived_writes import DerivedWrites
 from lakebed.batches.feed import BatchesFeed
 from lakebed.batches.matchers import Selector
-from lakebed.batches.model import AcceptedBatch, Batch, IdentityConflict, write_record
+from lakebed.batches.model import AcceptedBatch, Batch, HeldBoot, IdentityConflict, SettledBoot, write_record
 from lakebed.batches.packer import Packer, read_table, write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settings import BatchesSettings
+from lakebed.batches.settled import settled_register
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt, Unavailable
@@ -302,6 +304,26 @@ async def test_retention_removes_a_pack_with_the_last_hour_that_needs_it(
     assert [] == [info.key async for info in store.list(paths.ACCEPTED)]
 
 
+async def test_retention_leaves_a_pack_of_which_a_frame_may_still_be_accepted(
+    runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """A collector that stalled before its manifest goes on after the other frames' hour was removed."""
+    early, stalled = (submit(frame) for frame in fleet(2))
+    places = await asyncio.gather(*map(Packer(runtime, wait_s=0.0).store, (early, stalled)))
+    await _accept_at(runtime, early, places[0])
+    await manual_clock.advance(DAY_S + 2 * 3600.0)
+    retention = BatchRetention(runtime, retention_days=1.0, owner="o")
+    for _ in range(3):  # settle, then remove
+        await retention.run()
+        await manual_clock.advance(3700.0)
+
+    await _accept_at(runtime, stalled, places[1])
+
+    found = [read_record(await store.get(info.key), AcceptedBatch) async for info in store.list(paths.ACCEPTED)]
+    assert [stalled.batch.identity] == [each.identity for each in found]
+    assert stalled.batch.identity == (await RawBatches(store).batch(stalled.sha256, found[0].place)).identity
+
+
 async def _accept_at(runtime: StoreRuntime, submitted: Submission, place: object) -> None:
     made = acceptance.manifest(
         submitted,
@@ -338,3 +360,58 @@ def test_packing_is_refused_with_a_local_spool(tmp_path: object) -> None:
         BatchesSettings(acceptance="local_spool", spool_dir=tmp_path, pack_ms=10).check()  # type: ignore[arg-type]
     with pytest.raises(Contradiction):
         BatchesSettings(pack_ms=6_000).check()
+
+
+async def _held(runtime: StoreRuntime, submitted: Submission) -> None:
+    identity = submitted.batch.identity
+    record = HeldBoot("lightmetrics.held_boot.v1", identity.agent_id, identity.boot_id, "odd", "ann", 1)
+    await runtime.store.create(paths.held_boot_key(identity.agent_id, identity.boot_id), write_record(record))
+
+
+async def _settled(runtime: StoreRuntime, submitted: Submission) -> None:
+    identity = submitted.batch.identity
+    done = SettledBoot(((identity.seq_start, identity.seq_end),), 1)
+    await settled_register(runtime, identity.agent_id, identity.boot_id).change(lambda _: (done, None))
+
+
+async def _outrun(runtime: StoreRuntime, submitted: Submission) -> None:
+    other = submit(frame_of(agent=submitted.batch.identity.agent_id, value=7.0))
+    await write_blob(runtime.store, other)
+    made = acceptance.manifest(other, at_ns=1, collector_id="c", attempt_id="a")
+    await runtime.store.create(paths.accepted_key(made.identity), write_record(made))
+
+
+async def _nothing(runtime: StoreRuntime, submitted: Submission) -> None:
+    return None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("prepare", "goes", "accepted"),
+    [(_nothing, False, True), (_held, False, False), (_settled, True, False), (_outrun, True, False)],
+    ids=["undecided", "boot held", "removed by retention", "other bytes accepted"],
+)
+async def test_a_sweep_finds_in_the_bucket_what_decides_about_a_frame(
+    runtime: StoreRuntime,
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    packed: bool,
+    prepare: Any,
+    goes: bool,
+    accepted: bool,
+) -> None:
+    """Each fact alone, on a frame that is a blob of its own and on frames of a pack: deleted, kept, or accepted."""
+    frames = [submit(frame) for frame in fleet(2 if packed else 1)]
+    packer = Packer(runtime, wait_s=0.0)
+    places = await asyncio.gather(*map(packer.store, frames))
+    for frame in frames:
+        await prepare(runtime, frame)
+    await manual_clock.advance(HORIZON_S + 1)
+
+    await sweeper(runtime, "finish").sweep(dry_run=False)
+
+    assert (places[0].key not in await blobs(store)) is goes
+    keys = [paths.accepted_key(frame.batch.identity) for frame in frames]
+    found = [info.key async for info in store.list(paths.ACCEPTED)]
+    mine = [read_record(await store.get(key), AcceptedBatch) for key in found if key in keys]
+    assert (len(frames) if accepted else 0) == sum(each.raw_blob_key == places[0].key for each in mine)

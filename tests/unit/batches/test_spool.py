@@ -538,3 +538,21 @@ def test_landed_batches_whose_sync_failed_are_written_by_the_next(
     again.load()
 
     assert accepted[-1] == again.get(accepted[-1].identity)
+
+
+async def test_what_another_collector_has_landed_is_known_to_one_that_never_saw_its_boot(
+    store: Switched, tmp_path: Path
+) -> None:
+    """An agent that fails over sends again what it has no answer for: the bucket is asked, as nothing here knows it."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path / "a")) as (client, part):
+        await client.post("/v1/batches", content=frame_of(0, 9))
+        assert part._lander is not None
+        await part._lander.land()
+
+    async with collector(store, **spooling(tmp_path / "b")) as (client, _):
+        again = await client.post("/v1/batches", content=frame_of(0, 9))
+        other = await client.post("/v1/batches", content=frame_of(0, 9, value=7.0))
+        fresh = await client.post("/v1/batches", content=frame_of(10, 19))
+
+    assert (True, 409, False) == (again.json()["duplicate"], other.status_code, fresh.json()["duplicate"])

@@ -102,6 +102,15 @@ def test_a_ring_is_bounded_and_two_samples_of_one_step_are_one() -> None:
     assert again is ring
 
 
+def test_a_ring_is_bounded_however_often_gateways_sample() -> None:
+    """Several of them may add points a little early, each time."""
+    ring = HistoryRing()
+    for number in range(FINE.rows_max * 2):
+        ring = ring.add(point(number * 15 * 0.8, lake_a=float(number)), FINE)
+
+    assert FINE.rows_max == len(ring.rows)
+
+
 def test_a_number_that_appears_later_is_unknown_before() -> None:
     ring = HistoryRing().add(point(0, lake_a=1.0), FINE).add(point(15, lake_a=2.0, lake_b=7.0), FINE)
 

@@ -297,3 +297,16 @@ async def test_an_answer_is_kept_for_one_second(seconds: float, requested: int) 
     assert ["store", "part"] == list(first.components)
     assert (requested == 1) == (first is second)
     assert first.started_at_ms == second.started_at_ms
+
+
+@pytest.mark.parametrize(("reported", "code"), [("ok", 200), ("degraded", 200), ("down", 503)])
+async def test_a_load_balancer_without_a_key_is_told_by_the_status_alone(
+    make: Make, ask: Ask, part: Sample, reported: Any, code: int
+) -> None:
+    """Where there are keys, a stranger gets the status and nothing else; a gateway that is down is taken out."""
+    part.told = Health(reported, "why")
+    keys = [{"name": "agent", "secret": "0123456789abcdef-agent", "rights": ["*"]}]
+
+    answer = await ask(await claimed(make(keys=keys)), "GET", "/healthz")
+
+    assert (code, {"status": reported}) == (answer.status_code, answer.json())

@@ -536,3 +536,26 @@ def test_a_certificate_has_one_key() -> None:
     with pytest.raises(AlreadyExists, match="'a' has this certificate"):
         added(known, KeyRecord("b", rights=("queue:*",), certificate="agent-7"))
     assert 3 == len(added(added(known, ANN), KeyRecord("c", digest(b"c").hex(), ("*",))).keys)
+
+
+async def test_a_session_of_another_gateway_is_not_locked_out_by_a_store_that_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its cookie is looked for again: only a bucket that was read and does not have it makes it a missing one."""
+    context = context_with(ManualClock())
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as one, running(beside(context)) as two, client_of(two) as client:
+        cookie = state_of(one).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(one).key_watch.opened(cookie)
+        sent = {"cookie": f"{sessions.COOKIE}={cookie}"}
+
+        async def away(key: str) -> Any:
+            raise Unavailable("the store is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(context.store, "get", away)
+            during = (await client.get("/sample", headers=sent)).status_code
+        after = (await client.get("/sample", headers=sent)).status_code
+
+    assert (401, 200) == (during, after)

@@ -10,9 +10,10 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Invalid, Overloaded, Unavailable
 from lakebed.core.http import DirectRequest, DirectResponse
+from lakebed.core.quotas import count_records
 from lakebed.gateway import middleware as module
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.body_limits import BodyLimits, HeadTooLarge
@@ -34,10 +35,13 @@ async def _found(cookie: str) -> None:
 class Env:
     """One middleware, its clock and metrics, and every answer that was written."""
 
-    def __init__(self, app: Any = None, *, keys: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self, app: Any = None, *, keys: bool = False, verbose: bool = False, limits: dict[str, float] | None = None
+    ) -> None:
         self.clock = ManualClock()
         context = context_with(self.clock)
-        reported = [{"name": "writer", "secret": SECRET, "rights": ["*"]}] if keys else []
+        key = {"name": "writer", "secret": SECRET, "rights": ["*"], "limits": limits or {}}
+        reported = [key] if keys else []
         settings = GatewaySettings.of({"keys": reported})
         self.metrics = context.metrics
         self.middleware = Middleware(
@@ -353,3 +357,66 @@ async def test_the_time_of_an_answer_is_counted_under_its_route() -> None:
     assert (1, 1.5) == (env.counted(200), env.seconds())
     assert (b"x-own", b"1") in wire.sent[0]["headers"]
     assert (b"connection", b"close") not in wire.sent[0]["headers"]
+
+
+@pytest.mark.parametrize("path", ["asgi", "direct", "prompt"])
+@pytest.mark.parametrize("limit", ["requests_per_s", "bytes_per_s", "records_per_s", "uploads_max"])
+async def test_a_keys_limits_hold_on_every_path_of_a_request(path: str, limit: str) -> None:
+    """What one request used up refuses the next, whichever way both come; later, or when the first ended, it passes."""
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await answered()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def answered() -> None:
+        count_records(100)
+        if limit == "uploads_max":
+            await go.wait()
+
+    async def handler(call: DirectRequest) -> DirectResponse:
+        await answered()
+        return DirectResponse(b"{}")
+
+    def prompt(call: DirectRequest, body: Any, respond: Any) -> None:
+        async def later() -> None:
+            await answered()
+            respond(lambda: DirectResponse(b"{}"))
+
+        waiting.append(asyncio.ensure_future(later()))
+
+    env = Env(app, keys=True, limits={limit: 1.0})
+    env.headers += [(b"x-api-key", SECRET.encode()), (b"content-length", b"100")]
+    waiting: list[asyncio.Future[None]] = []
+
+    async def received() -> Any:
+        return {"type": "http.request", "body": b"x" * 100, "more_body": False}
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            env.write(message["status"], message["headers"], b"")
+
+    async def send() -> None:
+        if path == "asgi":
+            await env.middleware(env.scope, received, sent)
+        elif path == "direct":
+            await env.middleware.direct(env.route(handler), env.scope, b"x" * 100, env.write)
+        else:
+            env.middleware.promptly(env.route(prompt=prompt), env.scope, b"x" * 100, env.write)
+
+    requests = []
+    for _ in range(3):  # a burst of two seconds is allowed
+        requests.append(asyncio.ensure_future(send()))
+        await settle()
+    refused = [status for status, _, _ in env.written].count(429)
+    go.set()
+    await asyncio.gather(*requests, *waiting)
+    await env.clock.advance(1000.0)
+    env.written.clear()
+    await send()
+    await asyncio.gather(*waiting)
+
+    assert (1 if limit == "requests_per_s" else 2) == refused == env.metrics.value("lakebed_http_throttled_total")
+    assert [200] == [status for status, _, _ in env.written]

@@ -11,12 +11,16 @@ import httpx2
 import msgspec
 import pytest
 
+from lakebed.batches.codec.frame import decode
+from lakebed.batches.model import BatchIdentity
 from lakebed.core import errors
 from lakebed.core.clock import ManualClock, settle
+from lakebed.lake.batches import AsyncBatches
 from lakebed.lake.client import KINDS, LakeClient, problem_of
 from lakebed.lake.queues import AsyncQueue
 from lakebed.lake.topics import AsyncTopic
 from lakebed.log.model import UnknownProducer
+from support.runtimes import runtime_of
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
@@ -263,3 +267,22 @@ async def test_a_consumer_goes_on_behind_what_was_trimmed(manual_clock: ManualCl
     found = [record async for record in AsyncTopic(client_of(gateway, manual_clock), "orders").consume()]
 
     assert ([7, 8], [1, 9]) == ([record.offset for record in found], asked)
+
+
+async def test_numbers_of_a_batch_that_failed_are_never_those_of_other_samples(manual_clock: ManualClock) -> None:
+    """Its answer may be lost, not the batch: other samples under its numbers would be a conflict."""
+    sent: list[BatchIdentity] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        sent.append(decode(request.content).identity)
+        return problem("denied", 403) if len(sent) == 2 else httpx2.Response(200, content=b"{}")
+
+    batches = AsyncBatches(client_of(handler, manual_clock), runtime_of(manual_clock), "agent-a")
+    two = [{"metric": "cpu", "value": 1.0}] * 2
+    await batches.send(two)
+    with pytest.raises(errors.Denied):
+        await batches.send(two)
+    await batches.send(two)
+
+    assert [(0, 1), (2, 3), (4, 5)] == [(one.seq_start, one.seq_end) for one in sent]
+    assert 1 == len({(one.agent_id, one.boot_id) for one in sent})

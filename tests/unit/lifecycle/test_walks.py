@@ -361,3 +361,29 @@ async def test_a_walk_counts_what_it_did_not_look_at() -> None:
     assert [f"young{number}" for number in range(5)] == world.left()
     await world.run_round(1.5 * DAY_S)
     assert [] == world.left()
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+async def test_a_walk_that_is_overtaken_on_its_way_does_not_move_its_successor(when: int) -> None:
+    """The rescan begins before one of its batches is settled: none of its later checkpoints is the successor's."""
+    world, _ = await old_bucket("a", "b", "c", batch=1)
+    snapshot = await world.worker.compile()
+    scanner = world.worker._scanner
+    late = await scanner.begin("b", snapshot)
+    calls = 0
+
+    async def alive() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == when:
+            await Operator(world.registers).rebootstrap("b")
+            await world.clock.advance(1)
+            await scanner.begin("b", snapshot)
+        await world.clock.advance(10)  # every batch is a checkpoint
+
+    overtaken = await scanner.run("b", 0, late, snapshot, alive)
+    scan = (await world.state()).scan
+
+    assert not overtaken.complete
+    assert scan is not None and (0, False) == (scan.scanned, scan.done)
+    assert scan.started_at_ns > late.started_at_ns

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.errors import Invalid, OutcomeUnknown, Unavailable
 from lakebed.log import paths
 from lakebed.log.codec import columns
 from lakebed.log.model import (
@@ -266,6 +266,23 @@ async def test_an_offset_by_time_is_never_below_the_start_of_the_log(host: Host)
     assert 2 == await broker.admin.offsets.at(TP, 0)
 
 
+async def test_an_offset_by_timestamp_is_never_below_the_start_of_the_log(host: Host) -> None:
+    """A client that begins there must not be told an offset that is out of range; pending, in the index, compacted."""
+    broker, services = host.broker(), host.services()
+    await host.append(broker, b"a", b"b", b"c")
+    await host.append(broker, b"d")
+    last = host.clock.now_ns() // 1_000_000
+    for start, settle in ((2, False), (3, True), (4, True)):
+        await broker.admin.trim(TP, start)
+        found = await host.broker().admin.offsets.stamped(TP, 0)
+
+        assert found is not None and (start, last) == (found[0], found[1])
+        if settle:
+            await services.compactor.compact_once(TP)
+    await broker.admin.trim(TP, 5)
+    assert await broker.admin.offsets.stamped(TP, 0) is None
+
+
 async def test_an_offset_by_time_finds_the_pending_append(host: Host) -> None:
     """At its time or before it, its first record; after it, the end."""
     broker = host.broker()
@@ -298,3 +315,43 @@ async def test_an_offset_by_time_is_looked_for_again_when_a_compaction_overtook_
     monkeypatch.setattr(broker.reader, "batch", once)
     assert 1 == await broker.admin.offsets.at(TP, 0)
     assert gone
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("verb", ["fence", "unfence", "trim", "delete"])
+async def test_what_an_operator_does_to_a_log_survives_a_lost_answer(
+    host: Host, monkeypatch: pytest.MonkeyPatch, verb: str, landed: bool
+) -> None:
+    """Each change says what it makes of the log, whatever it was: it is made again, and ends as if once."""
+    broker = host.broker()
+    await host.append(broker, b"a", b"b")
+    await broker.writer.drain()
+    if verb == "unfence":
+        await broker.admin.fence(TP, reason="why")
+    meta, lost = broker.records.meta, list[str]()
+    put = meta.put
+
+    async def unanswered(key: str, value: bytes, **more: Any) -> Any:
+        if key == paths.control(TP) and not lost:
+            lost.append(key)
+            if landed:
+                await put(key, value, **more)
+            raise OutcomeUnknown("the answer was lost")
+        return await put(key, value, **more)
+
+    monkeypatch.setattr(meta, "put", unanswered)
+    waiting = asyncio.ensure_future(
+        {
+            "fence": lambda: broker.admin.fence(TP, reason="why"),
+            "unfence": lambda: broker.admin.unfence(TP),
+            "trim": lambda: broker.admin.trim(TP, 2),
+            "delete": lambda: broker.admin.delete("orders", reason="why"),
+        }[verb]()
+    )
+    while not waiting.done():
+        await host.clock.advance(0.5)
+    await waiting
+    now = (await broker.records.control(TP)).value
+
+    expected = {"fence": ("FENCED", 1), "unfence": ("OPEN", 1), "trim": ("OPEN", 2), "delete": ("DELETED", 3)}
+    assert (expected[verb], [paths.control(TP)]) == ((now.log_state, now.log_start_offset), lost)

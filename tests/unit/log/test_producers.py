@@ -15,6 +15,7 @@ from lakebed.log.model import (
     Control,
     OutOfOrderSequence,
     ProducerMark,
+    ProducersSnapshot,
     SequenceReused,
     TooManyProducers,
     UnknownProducer,
@@ -364,6 +365,23 @@ async def test_a_snapshot_whose_append_failed_is_swept_and_the_current_one_stays
     await host.clock.advance(1000)
     await services.retention.apply_once(TP)
     assert [] == host.meta_keys("/partitions/0/")
+
+
+async def test_a_snapshot_whose_append_is_under_way_is_not_swept(host: Host) -> None:
+    """Its swap comes a moment later: while the append could still be committed, the snapshot stays."""
+    broker, services = host.broker(), host.services()
+    for id in [broker.producer_id() for _ in range(40)]:
+        await host.append(broker, b"x", stamp=Stamp(id, 0))
+    await host.clock.advance(1000)  # the blobs are old: the sweep looks at every partition
+    made = ProducersSnapshot(host.clock.now_ns() // 1_000_000, {})
+    under_way = paths.producers(TP, "underway")
+    host.state.store(under_way, msgspec.json.encode(made), None)
+
+    await services.sweeper.sweep_once()
+    assert under_way in host.meta_keys("meta/producers/")
+    await host.clock.advance(1000)
+    await services.sweeper.sweep_once()
+    assert under_way not in host.meta_keys("meta/producers/")
 
 
 def test_changes_and_their_snapshot_give_the_same_producers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from lakebed.core.errors import Invalid
@@ -206,3 +207,14 @@ def test_what_sql_means_is_its_code_and_how_it_is_laid_out_is_not() -> None:
     assert code(plain) == code(plain.replace(" as", " -- why\n  as").replace("select", "select /* all */"))
     assert code("select a, -- b,\n c from silver.orders") != code("select a, -- b, c\n from silver.orders")
     assert "select id, total*2 from silver.orders" == code("select id,\n\ttotal*2\nfrom silver.orders;\n")
+
+
+@pytest.mark.parametrize(("sha256", "batch"), [("x", 5), ("", 4), ("", 6)], ids=["other code", "before", "behind"])
+def test_a_run_is_resumed_only_by_its_own_code_as_the_next_batch(sha256: str, batch: int) -> None:
+    """Its quarantine has rows of that code and that batch: with others the table would not be what it says."""
+    pending = held(MERGE, batch, sha256=sha256, orders=4)
+    pending = msgspec.structs.replace(pending, applied={APPLICATION: 5})
+
+    step = decided(MERGE, held(MERGE), pending, orders=6)
+
+    assert ("increment", False, 6, 5) == (step.action, step.resumed, step.sources["silver.orders"], step.batch)

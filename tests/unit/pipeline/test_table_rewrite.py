@@ -22,6 +22,7 @@ from lakebed.delta.model import CommitResult, DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import Predicate, chosen, parse_predicate
 from lakebed.delta.types import arrow_type
+from lakebed.pipeline.models.changes import written_files
 from lakebed.pipeline.tables import changes, files, rewrite
 from lakebed.pipeline.tables.scan import FileScan, row_groups, scan
 from lakebed.pipeline.tables.table import Table
@@ -152,6 +153,21 @@ def test_an_upsert_deletes_keys_in_the_same_version(world: World) -> None:
     assert expected == world.names()
     gone = [row for version in (2, 3) for row in changed(world, version, {"id": pa.int64()}) if row[1] == "delete"]
     assert [(6, "delete", 2), (7, "delete", 2), (8, "delete", 3), (15, "delete", 2)] == sorted(gone)
+
+
+def test_an_upsert_that_also_deletes_cannot_be_taken_for_one_that_only_writes(world: World) -> None:
+    """A model that is given changes compares both sides then: rows that are gone are nowhere in what was written."""
+    world.append(range(10), "old")
+    rewrite.upsert_files(world.table, world.written([5], "new"), WriteBatch("a", 1))
+    rewrite.upsert_files(world.table, world.written([6], "new"), WriteBatch("a", 2), deleted=world.written([7]))
+
+    def told(version: int) -> Any:
+        found = asyncio.run(changes.file_changes(world.store, SPEC.root, version - 1, version))
+        return written_files(found, lambda: [file.path for file in world.table.snapshot(version - 1).files])
+
+    ((version, files),) = told(1)
+    assert (1, [1]) == (version, [file.rows for file in files])
+    assert told(2) is None
 
 
 def test_a_key_that_comes_twice_is_refused_before_anything_changes(world: World) -> None:

@@ -18,6 +18,7 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.settings import load
 from lakebed.gateway.app import build
 from lakebed.queue import codec
+from lakebed.queue.consumer import Consumer
 from lakebed.queue.model import Append, KeyValueEntry
 from lakebed.queue.roles import Queue
 from lakebed.queue.routes import component
@@ -132,6 +133,31 @@ async def test_a_claim_goes_stale_unless_it_is_extended(store: MemoryStore, manu
 
 
 VERBS = ("ack", "extend", "reject")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_claim_that_is_lost_while_its_request_runs_is_lost(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Another consumer takes the batch over between the look at the manifest and the write: 409, never a success."""
+    async with gateway(store, manual_clock) as (client, context):
+        await put(context, b"a")
+        (mine,) = await claim(client, consumer="slow")
+        read, taken = Consumer.read, list[Any]()
+
+        async def overtaken(self: Consumer) -> Any:
+            found = await read(self)
+            if not taken:
+                taken.append(None)
+                await manual_clock.advance(31.0)
+                taken[:] = await claim(client, consumer="other")
+            return found
+
+        monkeypatch.setattr(Consumer, "read", overtaken)
+        answer = await client.post(f"{CLAIMS}/{mine['claim']}/{verb}")
+        good = await client.post(f"{CLAIMS}/{taken[0]['claim']}/ack")
+
+    assert (409, 200) == (answer.status_code, good.status_code)
 
 
 async def test_a_rejected_batch_comes_back_later_and_at_last_becomes_a_dead_letter(

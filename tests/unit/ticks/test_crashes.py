@@ -6,12 +6,15 @@ The ones that need a process to die are in tests/integration/test_ticks_processe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from botocore.exceptions import BotoCoreError
 
 from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
 from lakebed.core.runs import RunReader
 from lakebed.ticks import paths
 from lakebed.ticks.audit import COMMITTED, AuditRow
@@ -19,7 +22,9 @@ from lakebed.ticks.audit.bucket import BucketAudit
 from lakebed.ticks.fakes import FakeBronze
 from lakebed.ticks.finalizer import FOOTERS_AT_ONCE
 from lakebed.ticks.model import TickId
+from lakebed.ticks.queue.sqs import SqsQueue
 from lakebed.ticks.receiver import register_of
+from lakebed.ticks.settings import TicksSettings
 from support.tick_fixtures import ORG, PROJECT, TICK, CountingBronze, Service, context_of, manifest, parquet, serving
 
 OF = TickId(ORG, PROJECT, TICK)
@@ -255,3 +260,50 @@ async def test_once_bronze_may_have_the_rows_another_manifest_is_refused(service
     assert (422, 422, 425) == (wrong.status_code, other.status_code, part.status_code)
     assert "other_manifest" == other.json()["error_class"]
     assert (200, 5) == (first.status_code, first.json()["rows_inserted"])
+
+
+class DyingSqs:
+    """Dead letters and what was sent, of a client whose process dies at one of its calls: before it, or behind it."""
+
+    def __init__(self, letters: list[str], dies_at: int, *, done: bool) -> None:
+        self.dead, self.sent = list(letters), list[str]()
+        self._left, self._done = dies_at, done
+
+    def _call(self, effect: Callable[[], Any]) -> Any:
+        self._left -= 1
+        if self._left == 0 and not self._done:
+            raise BotoCoreError()
+        found = effect()
+        if self._left == 0:
+            raise BotoCoreError()
+        return found
+
+    def receive_message(self, **_: Any) -> Any:
+        def received() -> Any:
+            return {"Messages": [{"MessageId": one, "ReceiptHandle": one, "Body": one} for one in self.dead]}
+
+        return self._call(received)
+
+    def send_message(self, *, MessageBody: str, **_: Any) -> Any:
+        return self._call(lambda: self.sent.append(MessageBody))
+
+    def delete_message(self, *, ReceiptHandle: str, **_: Any) -> Any:
+        return self._call(lambda: self.dead.remove(ReceiptHandle))
+
+    def change_message_visibility(self, **_: Any) -> Any:
+        return self._call(lambda: None)
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("dies_at", range(1, 7))
+async def test_a_replay_on_sqs_that_dies_at_any_call_loses_no_message(dies_at: int, done: bool) -> None:
+    """Each dead letter is in the queue again or still a dead letter; at worst it is both."""
+    letters = ["a", "b"]
+    sqs = DyingSqs(letters, dies_at, done=done)
+    queue = SqsQueue(TicksSettings())
+    queue._opened = (sqs, "queue", "dead")
+
+    with suppress(Unavailable):
+        await queue.replay(count=2)
+
+    assert set(letters) == {*sqs.sent, *sqs.dead}

@@ -163,9 +163,9 @@ async def test_a_tick_that_is_refused_for_an_hour_is_failed_manual(site: Site, m
     assert [REFUSED] == list(site.alerts)
 
 
-@pytest.mark.parametrize("status", [502, 503, 504, 425, 429])
+@pytest.mark.parametrize("status", [502, 503, 504, 425, 429, 408, 401, 403])
 async def test_a_service_that_is_busy_is_never_a_refusal(site: Site, manual_clock: ManualClock, status: int) -> None:
-    """Hours of it: the tick stays ready."""
+    """Hours of it, and of a secret that is refused, which is the project's matter: the tick stays ready."""
     site.drop("t-1", [1])
     site.clock = NoWait(lambda: manual_clock.now_ns())
     for wire in site.wires:
