@@ -7,7 +7,7 @@ WAITERS := $(shell expr 2 \* $(JOBS))  # for a lane that mostly waits
 unexport PYTHONDONTWRITEBYTECODE  # without compiled files every process of a lane compiles all of it again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance explore sim integration browser full full-spark full-browser interop computing waiting full-computing full-waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
+.PHONY: help setup demo test lint unit conformance explore sim integration browser full full-spark full-browser interop computing waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,22 +25,25 @@ demo: setup ## start everything, run the scenarios, prove the totals
 	@$(BIN)/lakebed demo
 
 test: setup ## every guarantee, in minutes
-	@$(STREAMS) computing waiting
+	@$(TWO_AT_ONCE) computing waiting
 
 test-full: setup ## what is exhaustive: every seed and kill, every page, a Spark cluster, Oxia
-	@$(STREAMS) full-computing full-waiting
+	@$(TWO_AT_ONCE) $(FULL_LANES:%=full-lane-%)
 
-# Two streams of lanes run side by side, so that one computes while the other waits. A lane's output is shown whole when it
-# ends; a lane that fails stops no other, and is named at the end.
-STREAMS = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# `make test` runs two streams of lanes side by side, so that one computes while the other waits. `make test-full` starts its
+# lanes in this order, the next one when one ends, so that both sides end together however long each lane is. A lane's
+# output is shown whole when it ends; a lane that fails stops no other, and is named.
+TWO_AT_ONCE = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 computing: LANES = lint unit sim spark
 waiting: LANES = integration conformance browser
-full-computing: LANES = full-spark test-cluster
-full-waiting: LANES = full test-oxia full-browser interop
+FULL_LANES = full-spark full full-browser test-oxia test-cluster interop
 
-computing waiting full-computing full-waiting: setup
+computing waiting: setup
 	@failed=; for lane in $(LANES); do $(MAKE) --no-print-directory $$lane || failed="$$failed $$lane"; done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+full-lane-%: setup
+	@$(MAKE) --no-print-directory $* || { echo "failed: $*"; exit 1; }
 
 full: setup
 	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(WAITERS) --dist loadfile

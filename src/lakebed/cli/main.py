@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
@@ -14,7 +15,7 @@ from lakebed import __version__
 from lakebed.cli import exits
 from lakebed.cli.output import say
 from lakebed.core.clock import SystemClock
-from lakebed.core.errors import Invalid, LakebedError
+from lakebed.core.errors import Invalid, LakebedError, Unavailable
 from lakebed.wiring.part import Command
 from lakebed.wiring.parts import DATA, OPERATE, PARTS, TABLES
 
@@ -159,7 +160,7 @@ def _run(argv: Sequence[str]) -> int:
         return exits.USAGE
     except LakebedError as error:
         say(f"error: {error.message}")
-        if hint := error.hint or _help_of(argv, error):
+        if hint := _full_disk(argv, error) or error.hint or _help_of(argv, error):
             say(f"next:  {hint}")
         return exits.code_for(error)
     except ImportError as error:
@@ -213,6 +214,18 @@ def _missing_package(error: BaseException | None) -> str:
 def _extra_of(argv: Sequence[str]) -> str:
     """The extra that brings what a command needs."""
     return next((row.extra for row in COMMANDS if argv[:1] == [row.name] and row.extra), "all")
+
+
+def _full_disk(argv: Sequence[str], error: LakebedError) -> str:
+    """What to do about a full disk of the local stack: its bucket answers a refused write with a bare error."""
+    if not isinstance(error, Unavailable):
+        return ""
+    from lakebed.cli.where import Where
+    from lakebed.embedded.endpoints import ENDPOINTS_FILE, disk_shortage
+
+    named = next((Path(after) for word, after in pairwise(argv) if word == "--dir"), None)
+    folder = Where(named).folder
+    return disk_shortage(folder) if (folder / ENDPOINTS_FILE).exists() else ""
 
 
 def _help_of(argv: Sequence[str], error: LakebedError) -> str:

@@ -127,6 +127,8 @@ def _configure_children(config: Path) -> None:
 def _report(event: StackEvent) -> None:
     if event.what == "ready":
         _ready(event.name, event.seconds, event.detail)
+    elif event.what == "full":
+        say(f"{event.name:<10} full     {event.detail}")
     elif event.what == "died":
         say(f"{event.name:<10} died     {event.detail}")
     else:

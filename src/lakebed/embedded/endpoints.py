@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,27 @@ from lakebed.core.settings import Secret, env_name
 from lakebed.store.settings import StoreSettings
 
 LOCK_FILE = "lock"
+
+
+MIB = 1024**2
+DISK_LOW_BYTES = 64 * MIB  # below, the bucket refuses writes, so that its metadata and logs still have room
+DISK_FULL_BYTES = 16 * MIB  # below, a write of any process may have failed
+
+
+def free_bytes(folder: Path) -> int:
+    """Free on the disk of this folder."""
+    return shutil.disk_usage(folder).free
+
+
+def disk_shortage(folder: Path, free: int | None = None) -> str:
+    """What to do about a disk on which the bucket refuses writes; empty when there is space."""
+    free = free_bytes(folder) if free is None else free
+    if free >= DISK_LOW_BYTES:
+        return ""
+    return (
+        f"{free / MIB:.1f} MiB free on the disk of {folder}: free space there. The bucket refuses writes below"
+        f" {DISK_LOW_BYTES // MIB} MiB, and takes them again within a minute of having more"
+    )
 
 
 class FolderLock:

@@ -22,11 +22,15 @@ from lakebed.core.clock import Clock, now_ms
 from lakebed.core.errors import Conflict, LakebedError, Unavailable
 from lakebed.core.runtime import Runtime
 from lakebed.embedded.endpoints import (
+    DISK_FULL_BYTES,
+    DISK_LOW_BYTES,
     ENDPOINTS_FILE,
     SUPERVISOR,
     Endpoints,
     FolderLock,
     StackProcess,
+    disk_shortage,
+    free_bytes,
     read,
     sha256_of,
     start_ticks,
@@ -60,7 +64,7 @@ class StackEvent(msgspec.Struct, frozen=True):
     """What a program of the stack did. `seconds` is how long it took."""
 
     name: str
-    what: Literal["ready", "died", "stopped"]
+    what: Literal["ready", "died", "full", "stopped"]
     seconds: float = 0.0
     detail: str = ""
 
@@ -89,6 +93,7 @@ class Stack:
         self._restarted_s: dict[str, list[float]] = {}
         self._restarts: dict[str, int] = {}
         self._started_at_ms = 0
+        self._disk_full = False
 
     @property
     def _programs(self) -> list[Program]:
@@ -112,8 +117,11 @@ class Stack:
             raise
 
     async def watch(self) -> None:
-        """Restarts programs that die; never returns. Raises Unavailable when one keeps dying."""
+        """Restarts programs that die, and the bucket after a full disk; never returns. Raises Unavailable when one
+        keeps dying.
+        """
         while True:
+            await self._watch_disk()
             for program in self._programs:
                 program.child.rotate_log()
                 if not program.child.running():
@@ -168,6 +176,19 @@ class Stack:
         self._ready_s[program.name] = self._clock.monotonic_s() - started_s
         self._write("starting")
         self._report(StackEvent(program.name, "ready", self._ready_s[program.name], program.url))
+
+    async def _watch_disk(self) -> None:
+        """Stops the bucket, which is then restarted, when the disk was full and has space again.
+
+        Its metadata store keeps the first error of its journal and refuses every later write until it is opened again.
+        """
+        free = free_bytes(self.folder)
+        if free < DISK_FULL_BYTES and not self._disk_full:
+            self._disk_full = True
+            self._report(StackEvent(self._bucket.name, "full", detail=disk_shortage(self.folder, free)))
+        elif free >= DISK_LOW_BYTES and self._disk_full:
+            await self._bucket.stop()
+            self._disk_full = False
 
     async def _restart(self, program: Program) -> None:
         """Restarts a dead program, with backoff; when the bucket has a new address, also the servers that use it."""

@@ -16,7 +16,15 @@ import msgspec
 from lakebed.core.clock import Clock
 from lakebed.core.errors import Conflict, NotFound, Unavailable
 from lakebed.embedded.child import TAIL_LINES
-from lakebed.embedded.endpoints import SUPERVISOR, Endpoints, StackProcess, find, is_held, start_ticks
+from lakebed.embedded.endpoints import (
+    SUPERVISOR,
+    Endpoints,
+    StackProcess,
+    disk_shortage,
+    find,
+    is_held,
+    start_ticks,
+)
 from lakebed.embedded.program import BUCKET_GRACE_S, DRAIN_S, probe
 from lakebed.embedded.stack import Stack, clear_killed
 
@@ -90,6 +98,8 @@ async def status(folder: Path) -> list[ProcessStatus]:
 
 async def _row(process: StackProcess, endpoints: Endpoints) -> ProcessStatus:
     state, detail = await _condition(process)
+    if process.name == "bucket" and state == "ok" and (shortage := disk_shortage(Path(endpoints.folder))):
+        state, detail = "down", shortage
     kafka = endpoints.kafka if process.name == "gateway" else ""
     return ProcessStatus(
         process.name, state, process.url, process.pid, process.restarts, process.ready_s, detail, kafka

@@ -19,7 +19,7 @@ from lakebed.core.errors import Corrupt, Denied, NotFound, Unavailable
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.embedded.child import Child
-from lakebed.embedded.endpoints import BucketEndpoints, write_private
+from lakebed.embedded.endpoints import DISK_LOW_BYTES, MIB, BucketEndpoints, write_private
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.store.admin import ensure_bucket
 from lakebed.store.settings import StoreSettings
@@ -231,6 +231,7 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         "-master.volumeSizeLimitMB=64",
         "-master.electionTimeout=300ms",  # a restart waits for an election without other candidates: 10 s by default
         "-volume.max=0",  # as many volumes as the disk holds; the default of 8 is full after 264 MB
+        f"-volume.minFreeSpace={DISK_LOW_BYTES // MIB}MiB",  # checked every minute; the default is 1 % of the disk
         "-volume.preStopSeconds=0",
         *_socket_flags(folder),
     ]

@@ -19,7 +19,7 @@ from lakebed.cli.output import Output, emit, say, show
 from lakebed.cli.where import Where, in_loop
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context, Diagnosis
-from lakebed.core.errors import LakebedError, NotFound
+from lakebed.core.errors import LakebedError, NotFound, OutcomeUnknown
 from lakebed.store import prover
 from lakebed.store.connect import connect
 from lakebed.store.guarded import unguarded
@@ -104,6 +104,7 @@ async def clock_skew(context: Context, write_s: float = WRITE_S) -> Diagnosis:
         return Diagnosis("store", "fail", f"no write completed within {write_s:.0f} s", STUCK)
     except LakebedError as error:
         fix = error.hint or "start one with `lakebed up`, or set store.url and store.endpoint to yours"
+        fix = STUCK if isinstance(error, OutcomeUnknown) else fix  # a scratch object needs no reading back
         return Diagnosis("store", "fail", error.message, fix)
     skew = max(0, stamped - after, before - 1000 - stamped)  # the store's stamp is in whole seconds
     if skew >= SKEW_WARN_MS:

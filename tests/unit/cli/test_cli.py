@@ -19,7 +19,7 @@ from cyclopts import App
 from lakebed.cli import exits, main
 from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown
 from lakebed.wiring.parts import resolve
 
 
@@ -222,6 +222,32 @@ def test_a_module_of_our_own_that_is_missing_is_a_fault_of_the_package(monkeypat
 
     with pytest.raises(ModuleNotFoundError):
         run(["queue", "status"])
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_write_that_a_full_disk_refused_speaks_of_the_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flag: bool
+) -> None:
+    """The bucket answers with a bare error: the command looks at the disk of its stack. Other errors stay."""
+    folder = tmp_path / "lake"
+    folder.mkdir()
+    (folder / "endpoints.json").write_text("{}")
+    monkeypatch.setattr("lakebed.embedded.endpoints.free_bytes", lambda _: 3 * 1024**2)
+    monkeypatch.setenv("LAKEBED_DIR", str(tmp_path / "other" if flag else folder))
+    line = ["queue", "put", *(["--dir", str(folder)] if flag else [])]
+
+    def shown(error: LakebedError) -> str:
+        monkeypatch.setattr(main, "app", _raises(error))
+        run(line)
+        return capsys.readouterr().err
+
+    full = shown(OutcomeUnknown("the outcome is unknown", hint="read the object"))
+    assert "error: the outcome is unknown" in full
+    assert f"next:  3.0 MiB free on the disk of {folder}" in full
+    assert "free space" in full
+    assert "next:  look" in shown(NotFound("no such queue", hint="look"))
+    (folder / "endpoints.json").unlink()
+    assert "next:  read the object" in shown(OutcomeUnknown("unknown", hint="read the object"))
 
 
 def test_every_extra_that_a_command_names_exists() -> None:

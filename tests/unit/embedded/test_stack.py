@@ -200,6 +200,46 @@ async def test_a_watch_looks_at_every_program_and_starts_only_what_died(tmp_path
     await ground.stack.stop()
 
 
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "done"),
+    [
+        ([500, 20, 500], []),  # low, and never full
+        ([500, 1, 20], []),  # still low
+        ([500, 1, 20, 500, 500], ["stop bucket", "kill bucket", "start bucket"]),
+    ],
+)
+async def test_after_a_full_disk_the_bucket_is_restarted_once_there_is_space_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: list[int], done: list[str]
+) -> None:
+    """Its metadata store refuses every write after one that the disk refused, until it is opened again."""
+    ground = Ground(tmp_path)
+    await ground.stack.start()
+    ground.noted.clear()
+    ground.reported.clear()
+    rounds = iter(free_mib)
+
+    class Enough(Exception): ...
+
+    def free_bytes(folder: Path) -> int:
+        try:
+            return next(rounds) * MIB
+        except StopIteration:
+            raise Enough from None
+
+    monkeypatch.setattr(module, "free_bytes", free_bytes)
+    with pytest.raises(Enough):
+        await ground.stack.watch()
+
+    assert done == ground.noted
+    assert [f"1.0 MiB free on the disk of {tmp_path}"] * (1 in free_mib) == [
+        event.detail.split(":")[0] for event in ground.reported if event.what == "full"
+    ]
+    await ground.stack.stop()
+
+
 def test_servers_keep_their_ports_over_restarts(tmp_path: Path) -> None:
     """Ports are written down privately, and wished for again; a file that does not decode is not believed."""
     stack = Stack(tmp_path, runtime=Runtime(ManualClock(), Ids.seeded(1), Metrics()))

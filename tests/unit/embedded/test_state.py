@@ -173,6 +173,27 @@ async def test_a_process_is_as_well_as_it_says(
     lock.release()
 
 
+async def test_a_bucket_on_a_full_disk_is_down_and_names_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers requests, and refuses every write."""
+
+    async def probe(url: str, path: str) -> HealthResponse:
+        return HealthResponse(403, "denied")
+
+    monkeypatch.setattr(supervise, "probe", probe)
+    monkeypatch.setattr("lakebed.embedded.endpoints.free_bytes", lambda _: 20 * 1024**2)
+    lock = FolderLock(tmp_path)
+    lock.take()
+    write(tmp_path, endpoints(tmp_path, StackProcess("bucket", os.getpid(), start_ticks(os.getpid()), "http://h:9")))
+
+    (row,) = await supervise.status(tmp_path)
+
+    assert "down" == row.state
+    assert f"20.0 MiB free on the disk of {tmp_path}" in row.detail
+    lock.release()
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "detail"),
     [

@@ -12,7 +12,7 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context, Diagnosis
-from lakebed.core.errors import Unavailable
+from lakebed.core.errors import OutcomeUnknown, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Settings, load
@@ -254,6 +254,25 @@ async def test_everything_is_examined_in_order_and_told_as_it_falls(monkeypatch:
         "python", "java", "ports", "disk", "clock", "store path http://a", "store path http://b",
         "store prover", "queue",
     ] == [each.name for each in found]  # fmt: skip
+
+
+async def test_a_store_that_refuses_writes_with_a_bare_error_is_looked_at_in_its_log() -> None:
+    """As a bucket on a full disk does: reading the scratch object back, which the error suggests, would not help."""
+
+    class Full(MemoryStore):
+        async def create(self, key: str, data: bytes) -> Written:
+            raise OutcomeUnknown("the outcome is unknown", hint="read the object before you retry")
+
+    clock = ManualClock()
+    settings = Settings({}, {})
+    context = Context(
+        node="node", settings=settings, store=Full(clock=clock), clock=clock, ids=Ids.seeded(1), metrics=Metrics()
+    )
+
+    found = await clock_skew(context)
+
+    assert ("store", "fail") == (found.name, found.verdict)
+    assert "free space" in found.fix
 
 
 async def test_a_store_without_a_hint_gets_one_and_a_slow_one_says_how_long() -> None:
