@@ -7,7 +7,7 @@ WAITERS := $(shell expr 2 \* $(JOBS))  # for a lane that mostly waits
 unexport PYTHONDONTWRITEBYTECODE  # without compiled files every process of a lane compiles all of it again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance explore sim integration browser full full-spark full-browser interop computing waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
+.PHONY: help setup demo test lint unit conformance explore sim integration browser full full-sim full-spark full-browser interop computing waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ test-full: setup ## what is exhaustive: every seed and kill, every page, a Spark
 TWO_AT_ONCE = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 computing: LANES = lint unit sim spark
 waiting: LANES = integration conformance browser
-FULL_LANES = full-spark full full-browser test-oxia test-cluster interop
+FULL_LANES = full-spark full full-sim full-browser test-oxia test-cluster interop
 
 computing waiting: setup
 	@failed=; for lane in $(LANES); do $(MAKE) --no-print-directory $$lane || failed="$$failed $$lane"; done; \
@@ -46,7 +46,10 @@ full-lane-%: setup
 	@$(MAKE) --no-print-directory $* || { echo "failed: $*"; exit 1; }
 
 full: setup
-	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(WAITERS) --dist loadfile
+	$(BIN)/pytest tests/conformance tests/integration -m full -n $(WAITERS) --dist loadfile
+
+full-sim: setup
+	$(BIN)/pytest tests/unit tests/sim -m full -n $(JOBS)
 
 full-spark: setup
 	$(BIN)/pytest tests/spark -m full -n $(JOBS) --dist loadfile

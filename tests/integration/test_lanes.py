@@ -99,7 +99,7 @@ def test_an_interrupt_ends_both_streams_and_leaves_no_process(checkout: Path, ta
     """Ctrl-C reaches what runs in each stream; no further lane starts."""
     (checkout / "sleep").write_text("tests/unit\ntests/integration\ntests/spark\n")
     process = start(checkout, target)
-    held = ["tests/unit", "tests/integration"] if target == "test" else ["tests/unit", "tests/spark"]
+    held = ["tests/unit" if target == "test" else "tests/spark", "tests/integration"]
     wait_for(lambda: all(any(folder in line for line in ran(checkout)) for folder in held))
 
     os.killpg(process.pid, signal.SIGINT)

@@ -45,6 +45,26 @@ def source(spark: SparkSession, settings: Settings) -> Any:
     return read
 
 
+def test_the_session_of_a_lake_reads_that_lake(
+    spark: SparkSession,
+    yard: BatchesYard,
+    bucket_settings: StoreSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """`lake.spark()` has the sources on the lake that was connected to, not on that of the folder, where none is."""
+    yard.accept(0, 9)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lakebed.spark.session.open_session", lambda _: spark)
+    monkeypatch.setattr(spark, "sql", spark.sql)  # the lake replaces it
+    lakebed.spark.register(spark)
+
+    with lakebed.connect(settings=bucket_settings.as_layer()) as lake:
+        rows = lake.spark().read.format("lakebed.batches").load()
+
+        assert 10 == rows.count()
+
+
 def test_every_sample_comes_back_in_every_column(source: Any, yard: BatchesYard) -> None:
     """What was accepted is what Spark reads: identity, number, acceptance, metric, labels, times, value and kind."""
     accepted = yard.accept(0, 49)

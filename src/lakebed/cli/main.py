@@ -225,7 +225,8 @@ def _full_disk(argv: Sequence[str], error: LakebedError) -> str:
 
     named = next((Path(after) for word, after in pairwise(argv) if word == "--dir"), None)
     folder = Where(named).folder
-    return disk_shortage(folder) if (folder / ENDPOINTS_FILE).exists() else ""
+    mine = folder if argv[0] == "up" else folder / ENDPOINTS_FILE
+    return disk_shortage(folder) if mine.exists() else ""
 
 
 def _help_of(argv: Sequence[str], error: LakebedError) -> str:

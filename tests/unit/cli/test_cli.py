@@ -19,7 +19,7 @@ from cyclopts import App
 from lakebed.cli import exits, main
 from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
-from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown
+from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown, Unavailable
 from lakebed.wiring.parts import resolve
 
 
@@ -248,6 +248,10 @@ def test_a_write_that_a_full_disk_refused_speaks_of_the_disk(
     assert "next:  look" in shown(NotFound("no such queue", hint="look"))
     (folder / "endpoints.json").unlink()
     assert "next:  read the object" in shown(OutcomeUnknown("unknown", hint="read the object"))
+    line[:2] = ["up"]
+    assert f"next:  3.0 MiB free on the disk of {folder}" in shown(Unavailable("the bucket died while starting"))
+    folder.rmdir()
+    assert "next:" not in shown(Unavailable("the bucket died while starting"))
 
 
 def test_every_extra_that_a_command_names_exists() -> None:
