@@ -198,6 +198,28 @@ async def test_a_flush_that_fails_is_tried_until_it_is_written(
     await after.stop()
 
 
+async def test_rows_that_a_stop_leaves_unwritten_are_counted_as_dropped(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """The store is away until the end: an operator sees how many rows the reconciler has to find."""
+
+    async def away(key: str, data: bytes) -> Any:
+        raise Unavailable("away")
+
+    store.create = away  # type: ignore[method-assign]
+    after = make_derived(store, manual_clock, metrics, waiting_max=10)
+    after.start()
+    for number in range(3):
+        put_row(after, manual_clock, number)
+    await settle()
+
+    await after.stop(drain_s=0.05)
+
+    assert (0, 3) == tuple(
+        metrics.value("lakebed_batches_aftermath_total", outcome=outcome) for outcome in ("written", "dropped")
+    )
+
+
 async def quarantined(store: MemoryStore, *, agent: str = "a", boot: str = "b", value: float = 2.0) -> str:
     submitted = submit(frame_of(agent=agent, boot=boot))
     existing = acceptance.manifest(submitted, at_ns=5, collector_id="c", attempt_id="x")

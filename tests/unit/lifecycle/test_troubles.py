@@ -81,6 +81,31 @@ def test_only_the_last_decisions_to_give_up_are_kept_in_the_register(monkeypatch
         blockers.quarantine(known, "x", "  ", "me", 1)
 
 
+@pytest.mark.parametrize(
+    ("stream", "skipped"),
+    [
+        (Stream(StreamKind.ORIGINAL, 5, Position(7)), True),
+        (Stream(StreamKind.PREDICATE, position=Position(7)), True),
+        (Stream(StreamKind.BOOTSTRAP, bucket="b", key="k"), False),
+        (Stream(StreamKind.PENDING, bucket="b", action="h/K", key="k"), False),
+    ],
+    ids=lambda value: getattr(getattr(value, "kind", None), "value", str(value)),
+)
+def test_a_quarantined_position_of_either_sweep_is_skipped_until_its_cursor_passed_it(
+    stream: Stream, skipped: bool
+) -> None:
+    """Otherwise the next sweep meets it again, and is blocked again. Scans and drains have places of their own."""
+    known = blocked(stream)
+    known, _ = blockers.quarantine(known, next(iter(known.blockers)), "known bad", "me", 1)
+    behind, passed = (
+        {shard: ReaderState(originals={"5": at}, predicate=at) for shard in range(SHARDS)}
+        for at in (Position(6), Position(7))
+    )
+
+    assert ([stream.id] if skipped else []) == list(blockers.without_passed(known, behind).skips)
+    assert [] == list(blockers.without_passed(known, passed).skips)
+
+
 def retried(known: BlockerState, *failures: Failure, now_ns: int) -> tuple[BlockerState, set[StreamResolution]]:
     after, answers = blockers.recorded(known, failures, now_ns, blockers.Limits(3, 100))
     return after, set(answers.values())

@@ -551,3 +551,25 @@ async def test_vacuum_keeps_what_a_cleaned_up_log_remembers_as_removed(manual_cl
 
     assert [] == soon
     assert [f"{ROOT}/old.parquet"] == [info.key for info in await sweepable(store, ROOT, clock=manual_clock)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "days"),
+    [("", 7), ("interval 30 days", 30), ("interval 1 day", 7), ("interval 2 weeks", 14), ("for long", None)],
+)
+async def test_vacuum_obeys_a_table_that_keeps_its_files_longer(
+    manual_clock: ManualClock, kept: str, days: int | None
+) -> None:
+    """Another engine's readers count on it: a longer time counts, a shorter one does not, a strange one keeps all."""
+    store = MemoryStore(clock=manual_clock)
+    await manual_clock.advance(400 * DAY_S)
+    text = json.dumps({"delta.deletedFileRetentionDuration": kept})[1:-1].encode() + b"," if kept else b""
+    data = encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=0)
+    await store.create(log_key(ROOT, 0), data.replace(b'"configuration":{', b'"configuration":{' + text))
+    await store.create(f"{ROOT}/orphan.parquet", b"x")
+    found: list[bool] = []
+    for _ in range(40):
+        found.append(bool(await sweepable(store, ROOT, clock=manual_clock)))
+        await manual_clock.advance(DAY_S)
+
+    assert [days is not None and day > days for day in range(40)] == found

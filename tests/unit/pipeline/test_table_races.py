@@ -169,6 +169,28 @@ def test_files_that_are_old_as_a_whole_leave_without_being_read(
     assert moment.timestamp() * 1_000_000 == compaction.kept_since_us(table.snapshot())
 
 
+def test_rows_that_come_late_and_are_older_than_an_earlier_removal_go_too(
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the moment is an earlier one, by a clock that is behind; the mark of a removal never goes back."""
+    spec = TableSpec("t", schema_json((("time", "timestamp"),)), stats=("time",))
+    location, store = Folder.at(tmp_path), MemoryStore(clock=manual_clock)
+    table = Table(None, spec, runtime_on(store, manual_clock, Ids()), location=location)  # type: ignore[arg-type]
+    moment = datetime(2026, 11, 16, tzinfo=UTC)
+    monkeypatch.setattr(table, "rows_of", lambda *_: _Frame())
+    monkeypatch.setattr(table, "write", lambda rows: [])
+    removed = []
+    for limit in (moment, moment - timedelta(hours=1)):
+        rows = pa.table({"time": pa.array([moment - timedelta(hours=3)] * 2, pa.timestamp("us", "UTC"))})
+        table.append_files(files.write_files(rows, spec, location, location.filesystem()))
+        with monkeypatch.context() as patched:
+            patched.setattr(compaction, "F", _Column())
+            removed.append(table.remove_before("time", limit).rows_removed)
+
+    assert ([2, 2], ()) == (removed, table.snapshot().files)
+    assert moment.timestamp() * 1_000_000 == compaction.kept_since_us(table.snapshot())
+
+
 class _Frame:
     """Stands where Spark's frame would: its rows are all filtered out."""
 

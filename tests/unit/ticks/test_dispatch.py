@@ -22,7 +22,7 @@ from lakebed.ticks.auditor import OVERLAP_MS, DispatchAuditor
 from lakebed.ticks.dispatcher import TRIES_PER_RECEIVE, Dispatcher
 from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
 from lakebed.ticks.view import spark_page
-from support.tick_fixtures import ORG, PROJECT, Guarded, Service, context_of
+from support.tick_fixtures import ORG, PROJECT, Guarded, Service, context_of, manifest, parquet
 
 
 class Job:
@@ -750,3 +750,19 @@ async def test_what_the_job_logged_is_shown_with_its_tick(
 )
 def test_sparks_page_is_an_address_or_nothing(report: object, page: str) -> None:
     assert page == spark_page(report)
+
+
+async def test_a_tick_that_is_committed_behind_the_watermark_of_an_audit_is_found_by_the_next(
+    manual_clock: ManualClock,
+) -> None:
+    """Audits look only at what was noted since the last one: every finalize leaves its note."""
+    service, auditor, _ = await committed(manual_clock)
+    await auditor.measure()
+    await manual_clock.advance(3600.0)
+    parts = {1: parquet([7, 8])}
+    await service.put(1, parts[1], tick="20261115T130000__late")
+    answer = await service.finalize(manifest(parts, {1: 2}, tick="20261115T130000__late"), tick="20261115T130000__late")
+    await manual_clock.advance(60.0)
+
+    assert 200 == answer.status_code
+    assert "20261115T130000__late" in [each.tick_id for each in await auditor.undispatched()]

@@ -193,6 +193,20 @@ def test_anybody_commits_to_a_group_without_members_and_nobody_else_to_one_with_
     membership.may_commit(stable("a"), "a", 1)
 
 
+def test_a_member_commits_before_it_joins_again_and_not_before_it_has_its_assignment() -> None:
+    """What it read of the last generation counts while others join; in the next it has read nothing yet."""
+    group = stable("a")
+    preparing = membership.join(group, wish("b"), START_MS + 1000)
+    completing = joined("a", "b")
+
+    assert ("PREPARING", "COMPLETING") == (preparing.phase, completing.phase)
+    membership.may_commit(preparing, "a", 1)
+    for member_id in ("a", "b"):
+        with pytest.raises(GroupRefused) as refused:
+            membership.may_commit(completing, member_id, 1)
+        assert GroupFault.REBALANCING is fault_of(refused)
+
+
 @pytest.mark.parametrize("session_ms", [0, 999, 1_800_001])
 def test_a_session_timeout_out_of_bounds_is_refused(session_ms: int) -> None:
     """A group must not keep a dead member for days."""
