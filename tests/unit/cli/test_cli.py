@@ -237,7 +237,7 @@ def test_a_write_that_a_full_disk_refused_speaks_of_the_disk(
     line = ["queue", "put", *(["--dir", str(folder)] if flag else [])]
 
     def shown(error: LakebedError) -> str:
-        monkeypatch.setattr(main, "app", _raises(error))
+        monkeypatch.setattr(App, "__call__", _raises(error))
         run(line)
         return capsys.readouterr().err
 

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 import yaml
+from cyclopts import App
 
 from lakebed.cli import exits, main
 from lakebed.cli.output import emit, say, shown_bytes
@@ -138,7 +139,7 @@ def test_an_error_ends_with_its_code_and_the_next_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: Any
 ) -> None:
     """A hint where there is one, the command's help where the input was wrong, else nothing more."""
-    monkeypatch.setattr(main, "app", failing(error))
+    monkeypatch.setattr(App, "__call__", failing(error))
 
     ended = main.run(["queue", "peek"])
 
@@ -147,7 +148,7 @@ def test_an_error_ends_with_its_code_and_the_next_step(
 
 def test_a_reader_that_went_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """`lakebed … | head` ends quietly."""
-    monkeypatch.setattr(main, "app", failing(BrokenPipeError()))
+    monkeypatch.setattr(App, "__call__", failing(BrokenPipeError()))
     monkeypatch.setattr("sys.stderr", io.StringIO())
 
     assert exits.OK == main.run(["queue", "peek"])
@@ -156,7 +157,7 @@ def test_a_reader_that_went_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("result", "code"), [(0, 0), (1, 1), (7, 7), (None, 0), ("text", 0)])
 def test_a_commands_own_number_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, result: Any, code: int) -> None:
     """One that returns nothing succeeded."""
-    monkeypatch.setattr(main, "app", lambda *args, **named: result)
+    monkeypatch.setattr(App, "__call__", lambda *args, **named: result)
 
     assert code == main.run(["anything"])
 
