@@ -15,6 +15,8 @@ from lakebed.batches.bench import Frames, gateway
 from lakebed.bench.harness import BenchEnvironment
 from lakebed.core.ids import Ids
 from lakebed.core.settings import env_name, load
+from lakebed.embedded.ports import HeldPorts
+from lakebed.log.bench_peers import peer_checks
 from lakebed.store.settings import StoreSettings
 from lakebed.wiring.parts import sections
 
@@ -73,3 +75,24 @@ async def test_a_bench_of_uploads_is_served_by_a_gateway_without_keys(bucket_set
     async with gateway(environment) as served:
         await served.upload(Frames(Ids()).next())
         await served.settled()
+
+
+async def test_a_peer_that_does_not_start_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed server of another version may refuse an option: the bench says why, and measures the rest."""
+    for binary in ("redis-server", "nats-server"):
+        (tmp_path / binary).write_text("#!/bin/sh\necho unknown field >&2\nexit 1\n")
+        (tmp_path / binary).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    said: list[str] = []
+
+    async def rate() -> float:
+        return 1.0
+
+    with HeldPorts(Ids()) as ports:
+        environment = BenchEnvironment(load(sections()), True, said.append)
+        checks = await peer_checks(environment, tmp_path, ports.take, lambda _: rate)
+
+    assert ["100 records of 1 KiB a request, 8 lanes: ours"] == [check.name for check in checks]
+    assert 2 == sum("is not measured: " in line and "did not start: unknown field" in line for line in said)

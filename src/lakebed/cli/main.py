@@ -174,6 +174,10 @@ def _run(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of stdout is gone: `lakebed … | head`
         sys.stderr.close()
         return exits.OK
+    except TimeoutError as error:  # an OSError too, but not of a path
+        say(f"error: no answer in time{f': {error}' if str(error) else ''}")
+        say("next:  try again; lakebed status shows what is running")
+        return exits.FAILED
     except OSError as error:  # a folder that is a file, a read-only place, a full disk
         say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         say(f"next:  {_OS_HINTS.get(error.errno or 0, 'check the path and the permissions, then try again')}")

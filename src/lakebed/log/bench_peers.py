@@ -116,14 +116,22 @@ class _Lane:
 
 @asynccontextmanager
 async def _running(peer: Peer, binary: str, port: int, folder: Path) -> AsyncIterator[list[_Lane]]:
-    """The server as a process, and a connection for each lane, until the block ends."""
-    quiet = asyncio.subprocess.DEVNULL
-    child = await asyncio.create_subprocess_exec(binary, *peer.arguments(port, folder), stdout=quiet, stderr=quiet)
+    """The server as a process, and a connection for each lane, until the block ends.
+
+    Raises Unavailable when it does not start, as an older version that does not have all of the options.
+    """
+    output = folder / f"{peer.binary}.log"
+    with output.open("wb") as log:
+        child = await asyncio.create_subprocess_exec(binary, *peer.arguments(port, folder), stdout=log, stderr=log)
     lanes: list[_Lane] = []
     clock = SystemClock()
+    until_s = clock.monotonic_s() + READY_S
     try:
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(READY_S + ANSWER_S):
             while len(lanes) < LANES:
+                if child.returncode is not None or clock.monotonic_s() > until_s:
+                    said = output.read_text(errors="replace").strip().splitlines()
+                    raise Unavailable(f"{peer.binary} did not start: {said[-1] if said else 'it printed nothing'}")
                 try:
                     lane = _Lane(*await asyncio.open_connection(HOST, port))
                 except OSError:
@@ -151,9 +159,14 @@ async def peer_checks(
             environment.report(f"{peer.name} is not measured: {peer.binary} is not installed ({peer.package})")
     async with AsyncExitStack() as stack:
         contenders = {"ours": ours(requests)}
-        for peer, binary in found.items():
-            lanes = await stack.enter_async_context(_running(peer, binary, take_port(), folder))
-            contenders[peer.name] = _contender(peer, lanes, requests)
+        for peer, binary in list(found.items()):
+            try:
+                lanes = await stack.enter_async_context(_running(peer, binary, take_port(), folder))
+            except Unavailable as error:
+                environment.report(f"{peer.name} is not measured: {error.message} ({peer.package})")
+                del found[peer]
+            else:
+                contenders[peer.name] = _contender(peer, lanes, requests)
         environment.report("requests of 100 records of 1 KiB over 8 lanes: the log and its peers, in turn")
         await rounds_of(1, contenders)
         rates = await rounds_of(environment.rounds, contenders)

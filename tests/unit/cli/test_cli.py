@@ -224,6 +224,16 @@ def test_a_module_of_our_own_that_is_missing_is_a_fault_of_the_package(monkeypat
         run(["queue", "status"])
 
 
+def test_a_timeout_is_no_error_of_a_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no text of its own, and permissions have nothing to do with it."""
+    monkeypatch.setattr(App, "__call__", _raises(TimeoutError()))
+
+    assert exits.FAILED == run(["queue", "put"])
+    assert ["error: no answer in time", "next:  try again; lakebed status shows what is running"] == (
+        capsys.readouterr().err.splitlines()
+    )
+
+
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_write_that_a_full_disk_refused_speaks_of_the_disk(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flag: bool
