@@ -14,6 +14,7 @@ import yaml
 from lakebed.cli.main import app
 from lakebed.core.metrics import TABLE
 from lakebed.core.settings import env_name
+from lakebed.filer.transport import grpc_address
 from lakebed.gateway import health
 from lakebed.gateway.listen import STOP_SIGNALS
 from lakebed.gateway.metrics import RIGHT
@@ -110,15 +111,46 @@ def test_nothing_is_killed_before_it_has_drained() -> None:
         assert "SIGTERM" == service["KillSignal"] and own_s < float(service["TimeoutStopSec"])
 
 
-def test_the_autoscaler_uses_a_metric_that_the_gateway_has() -> None:
-    """And targets the deployment that is there; Prometheus asks with the right that the route needs."""
-    (scaler,) = manifests("HorizontalPodAutoscaler")
-    names = [each["pods"]["metric"]["name"] for each in scaler["spec"]["metrics"] if each["type"] == "Pods"]
-    deployments = {one["metadata"]["name"] for one in manifests("Deployment")}
+def test_the_gateway_scales_on_cpu_and_on_requests_in_flight() -> None:
+    """By a gauge that the gateway has, of the deployment that is there and asks for CPU: a share needs its whole.
 
-    assert names and set(names) <= {metric.name for metric in TABLE if metric.kind == "gauge"}
-    assert scaler["spec"]["scaleTargetRef"]["name"] in deployments
+    Prometheus asks with the right that the route needs.
+    """
+    (scaler,) = manifests("HorizontalPodAutoscaler")
+    metrics = {each["type"]: each for each in scaler["spec"]["metrics"]}
+    resource, pods = metrics["Resource"]["resource"], metrics["Pods"]["pods"]
+    requests = {container["name"]: container["resources"]["requests"] for _, container in containers()}
+
+    assert ("cpu", "Utilization") == (resource["name"], resource["target"]["type"])
+    assert 0 < resource["target"]["averageUtilization"] < 100 and requests["gateway"]["cpu"]
+    assert ("lakebed_http_in_flight", "AverageValue") == (pods["metric"]["name"], pods["target"]["type"])
+    assert int(pods["target"]["averageValue"]) > 0
+    assert pods["metric"]["name"] in {metric.name for metric in TABLE if metric.kind == "gauge"}
+    assert "lakebed-gateway" == scaler["spec"]["scaleTargetRef"]["name"]
+    assert "lakebed-gateway" in {one["metadata"]["name"] for one in manifests("Deployment")}
+    assert 2 <= scaler["spec"]["minReplicas"] < scaler["spec"]["maxReplicas"]
     assert RIGHT in (DEPLOY / "monitoring/prometheus.yml").read_text()
+
+
+def test_a_drain_of_nodes_takes_one_gateway_at_a_time() -> None:
+    """And a rolling restart none before its successor is ready."""
+    (budget,) = manifests("PodDisruptionBudget")
+    (gateway,) = (one for one in manifests("Deployment") if one["metadata"]["name"] == "lakebed-gateway")
+
+    assert 1 == budget["spec"]["maxUnavailable"] < gateway["spec"]["replicas"]
+    assert gateway["spec"]["selector"] == budget["spec"]["selector"]
+    assert {"maxSurge": 1, "maxUnavailable": 0} == gateway["spec"]["strategy"]["rollingUpdate"]
+
+
+def test_the_network_policy_lets_out_what_the_code_calls_and_no_more() -> None:
+    """Names, an object store over TLS, and SeaweedFS: S3, and the gRPC ports of its filers and masters."""
+    (policy,) = manifests("NetworkPolicy")
+    (egress,) = policy["spec"]["egress"]
+    out = {(each.get("protocol", "TCP"), each["port"]) for each in egress["ports"]}
+    filer, master = (int(grpc_address(f"host:{http}").rpartition(":")[2]) for http in (8888, 9333))
+
+    assert ["Ingress", "Egress"] == policy["spec"]["policyTypes"]
+    assert {("UDP", 53), ("TCP", 53), ("TCP", 443), ("TCP", 8333), ("TCP", filer), ("TCP", master)} == out
 
 
 def test_selectors_budgets_and_policies_reach_the_pods() -> None:

@@ -336,6 +336,8 @@ def test_a_key_that_was_never_judged_says_why(shell: Shell, site: Site, monkeypa
 
     assert [exits.code_for(NotFound(""))] * 2 == [own, other]
     assert "belongs to Lakebed itself" in of_home and "has no decision about data/x" in never
+    assert "next:  lakebed lifecycle when data x" in never
+    assert "next:  lifecycle.shared names the folders" in of_home
     assert [{"verdict": "deleted"}] == found
 
 
@@ -373,20 +375,24 @@ def test_days_are_those_of_the_calendar_and_a_delay_of_none_is_not_a_delay_of_ze
     ]
 
 
+@pytest.mark.parametrize("engine", [(), ("--engine", "spark"), ("--inventory", "manifest.json")])
 def test_a_dry_run_says_what_a_put_would_refuse_and_errors_of_json_speak_of_json(
-    shell: Shell, site: Site, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, site: Site, monkeypatch: pytest.MonkeyPatch, engine: tuple[str, ...]
 ) -> None:
-    """The preview is shown all the same; the hint leads to a bucket of its own."""
+    """The preview is shown all the same, whatever makes it; the hint leads to a bucket of its own."""
 
     async def seen(*args: Any, **named: Any) -> dict[str, int]:
         return {"objects": 2}
 
     monkeypatch.setattr("lakebed.lifecycle.view.preview", seen)
+    monkeypatch.setenv("LAKEBED_STORE_URL", "s3://mine")
+    monkeypatch.setenv("LAKEBED_STORE_PREFIX", "lake")
+    monkeypatch.setattr("lakebed.lifecycle.spark_job.scan", lambda *args, **named: {"objects": 2})
     Path("own.json").write_bytes(policy(prefix="lake/x/"))
     Path("other.json").write_bytes(policy(prefix="logs/"))
 
-    refused, out, why = shell("lifecycle", "dry-run", "mine", "--policy", "own.json")
-    fine, _, nothing = shell("lifecycle", "dry-run", "mine", "--policy", "other.json")
+    refused, out, why = shell("lifecycle", "dry-run", "mine", "--policy", "own.json", *engine)
+    fine, _, nothing = shell("lifecycle", "dry-run", "mine", "--policy", "other.json", *engine)
     _, _, malformed = shell("lifecycle", "rules", "put", "data", "-", stdin=b'{"Rules":[{}]}')
 
     assert (exits.FAILED, "objects  2") == (refused, out.strip())

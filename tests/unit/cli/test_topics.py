@@ -12,7 +12,7 @@ import pytest
 from lakebed.cli import exits
 from lakebed.core.errors import AlreadyExists, Fenced, Invalid, NotFound
 from lakebed.log import lines
-from lakebed.log.model import OffsetOutOfRange
+from lakebed.log.model import OffsetOutOfRange, TopicConfig
 from support.shell import Shell
 
 
@@ -306,7 +306,8 @@ def test_a_header_without_a_name_is_refused(shell: Shell) -> None:
     """And nothing is appended."""
     code, _, err = shell("topics", "produce", "orders", "--header", "oops", stdin=b"v\n")
 
-    assert code != exits.OK and "NAME=VALUE" in err
+    assert exits.code_for(Invalid("")) == code and "NAME=VALUE" in err
+    assert [] == shell.data("topics", "list")
 
 
 def test_a_topic_is_created_once_with_its_partitions_and_retention(shell: Shell) -> None:
@@ -322,7 +323,21 @@ def test_a_topic_is_created_once_with_its_partitions_and_retention(shell: Shell)
     assert [0, 1, 2] == [row["partition"] for row in shell.data("topics", "describe", "orders")]
     assert exits.code_for(AlreadyExists("")) == again and "exists with 3 partitions" in why
     assert exits.code_for(Invalid("")) == none
+    assert (TopicConfig(retention_s=60.0), None) == (config_of(shell, "orders"), config_of(shell, "other"))
     assert [("log.create", {"topic": "orders", "partitions": "3"}, "", "done", "")] == shell.deeds()
+
+
+def config_of(shell: Shell, topic: str) -> TopicConfig | None:
+    from lakebed.log.broker import Broker
+
+    async def read() -> TopicConfig | None:
+        broker = Broker(shell.contexts[-1])
+        try:
+            return await broker.admin.config(topic)
+        finally:
+            await broker.stop()
+
+    return asyncio.run(read())
 
 
 def test_groups_are_listed_with_their_lag_and_deleted_for_a_reason(filled: Shell) -> None:

@@ -119,6 +119,19 @@ async def test_one_policy_is_read_from_the_store_each_time(world: World) -> None
     assert found is not None and (XML, False) == (found.text, found.versioned)
 
 
+async def test_a_bucket_that_is_not_there_is_named_with_what_to_do(world: World) -> None:
+    """As a person names it, not by the filer's path: by a scan, as a dry run makes it, and by a put."""
+
+    async def scan() -> None:
+        async for _ in world.lake.scan("missing"):
+            pass
+
+    for asked in (scan(), world.lake.put("missing", XML)):
+        with pytest.raises(NotFound, match=r"^bucket missing does not exist$") as found:
+            await asked
+        assert "lakebed bucket create missing" in found.value.hint
+
+
 async def test_a_policy_is_put_and_removed_by_one_change_of_the_buckets_entry(world: World) -> None:
     """Removing takes the companion attribute along; a bucket that is not there is NotFound, and nothing is changed."""
     await world.lake.put("b", XML)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -175,34 +176,34 @@ def dry_run_command(
 
     Exits 1, with the reason, when `lifecycle rules put` would refuse the policy for this bucket.
     """
-    from lakebed.lifecycle.policy import as_xml
-    from lakebed.lifecycle.reserved import ReachesReserved
     from lakebed.lifecycle.view import preview
 
     text = bytes_of(policy) if policy else None
     if engine == "walk" and not inventory and not keep:
+        emit(with_services(where, lambda services: preview(services, bucket, text, days_ahead=days_ahead)), output)
+    else:
+        from lakebed.lifecycle.spark_job import scan
 
-        async def work(services: Any) -> tuple[Any, ReachesReserved | None]:
-            seen = await preview(services, bucket, text, days_ahead=days_ahead)
-            try:
-                as_xml(text or b"", bucket=bucket, reserved=services.reserved)
-            except ReachesReserved as error:
-                return seen, error
-            return seen, None
+        known = text if text is not None else with_services(where, lambda services: policy_of(services, bucket))
+        with spark_progress("scan"):
+            found = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
+        emit(found, output)
+    return exits.FAILED if text is not None and _is_refused(where, bucket, text) else exits.OK
 
-        seen, refused = with_services(where, work)
-        emit(seen, output)
-        if refused is not None:
-            say(f"put would be refused: {refused.message}")
-            say(f"next:  {refused.hint}; or try it on a bucket of its own: lakebed bucket create NAME")
-        return exits.OK if refused is None else exits.FAILED
-    from lakebed.lifecycle.spark_job import scan
 
-    known = text if text is not None else with_services(where, lambda services: policy_of(services, bucket))
-    with spark_progress("scan"):
-        summary = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
-    emit(summary, output)
-    return exits.OK
+def _is_refused(where: Where, bucket: str, text: bytes) -> bool:
+    """Whether a put of this policy would be refused; says why."""
+    from lakebed.lifecycle.policy import as_xml
+    from lakebed.lifecycle.reserved import ReachesReserved
+    from lakebed.lifecycle.workers import reserved_of
+
+    try:
+        as_xml(text, bucket=bucket, reserved=reserved_of(where.context("cli")))
+    except ReachesReserved as error:
+        say(f"put would be refused: {error.message}")
+        say(f"next:  {error.hint}; or try it on a bucket of its own: lakebed bucket create NAME")
+        return True
+    return False
 
 
 @app.command(name="apply")
@@ -248,9 +249,15 @@ def why(bucket: Bucket, key: Key, *, where: Where = Where(), output: Output = "t
     """Show every decision of lifecycle about one key."""
     found = _rows(where, bucket, key)
     if not found and with_services(where, lambda services: _is_reserved(services, bucket, key)):
-        raise NotFound(f"{bucket}/{key} belongs to Lakebed itself: no rule deletes it")
+        raise NotFound(
+            f"{bucket}/{key} belongs to Lakebed itself: no rule deletes it",
+            hint="lifecycle.shared names the folders of this bucket that hold other data",
+        )
     if not found:
-        raise NotFound(f"lifecycle has no decision about {bucket}/{key}")
+        raise NotFound(
+            f"lifecycle has no decision about {bucket}/{key}",
+            hint=f"lakebed lifecycle when {bucket} {shlex.quote(key)} shows when it is due",
+        )
     emit(found, output)
 
 

@@ -93,7 +93,11 @@ class SeaweedLake:
         await self._filer.transact(Transaction(path, (Clause(ConditionKind.EXISTS),), (change,)))
 
     async def _bucket(self, bucket: str) -> FilerEntry:
-        return self._note(await self._filer.lookup(s3.BUCKETS, bucket))
+        try:
+            return self._note(await self._filer.lookup(s3.BUCKETS, bucket))
+        except NotFound:
+            hint = f"check the name, or lakebed bucket create {bucket}"
+            raise NotFound(f"bucket {bucket} does not exist", hint=hint) from None
 
     def _note(self, bucket: FilerEntry) -> FilerEntry:
         self._known[bucket.name] = (self._clock.monotonic_s(), s3.versioning_of(bucket))
