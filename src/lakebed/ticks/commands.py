@@ -112,7 +112,7 @@ def resume(*, org: Org = "", url: Url = "", where: Where = Where(), output: Outp
         return exits.OK
     whose = _org(where, org, url)
     sent = [
-        send(outbox_in(where), tick.tick_id, target_of(where, whose, tick.project_id, url))
+        send(outbox_in(where), tick.tick_id, target_of(where, whose, tick.project_id, url), waited=True)
         for tick in (each.packed for each in waiting)
     ]
     if any(sent):
@@ -272,10 +272,11 @@ def target_of(where: Where, org: str, project: str, url: str) -> Target:
     return url or _gateway(where), org, secret, where.settings().of(GatewaySettings).tls_ca
 
 
-def send(outbox: Outbox, tick: str, target: Target) -> FinalizeResult | None:
+def send(outbox: Outbox, tick: str, target: Target, *, waited: bool = False) -> FinalizeResult | None:
     """Sends one tick of the outbox; None when its content was refused, which `lakebed ticks outbox` then shows.
 
-    A refused request is raised and the tick is forgotten: it is not sent later. One that did not get through waits.
+    A refused request is raised and the tick is forgotten: it is not sent later. One that did not get through waits, and
+    a tick that waited goes on waiting when the key or secret of its resume is wrong.
     """
     from lakebed.ticks.uploader import Uploader, client
 
@@ -291,8 +292,9 @@ def send(outbox: Outbox, tick: str, target: Target) -> FinalizeResult | None:
 
     try:
         done = in_loop(work)
-    except (Denied, Invalid, NotFound, Conflict):
-        outbox.remove(tick)
+    except (Denied, Invalid, NotFound, Conflict) as error:
+        if not (waited and isinstance(error, Denied)):
+            outbox.remove(tick)
         raise
     if done is None:
         refused = next(each for each in outbox.waiting() if each.packed.tick_id == tick)

@@ -222,10 +222,13 @@ def test_a_refused_push_says_why_and_is_not_sent_later(shell: Shell, file: Path,
 
     denied, _, why = shell(*push, "denied")
     after_denial = shell.data("ticks", "outbox")
+    _, _, later = shell("ticks", "resume", "--org", ORG, "--url", "http://gw:1")
+    sent = [tick for _, _, tick in FakeUploader.seen]
     gone, _, _ = shell(*push, "gone")
 
     assert exits.code_for(Denied("")) == denied and "invalid key or secret" in why
     assert ([], exits.code_for(Unavailable(""))) == (after_denial, gone)
+    assert ("no tick waits", ["denied"]) == (later.strip(), sent)
     assert ["gone"] == [row["tick_id"] for row in shell.data("ticks", "outbox")]
 
 
@@ -260,6 +263,17 @@ def test_a_resume_sends_what_waits(shell: Shell, file: Path, uploading: None) ->
 
     assert exits.code_for(Invalid("")) == orgless and "no org is set" in why
     assert (exits.OK, ["t-9"]) == (code, [row["tick_id"] for row in json.loads(out)])
+
+
+def test_a_resume_with_a_wrong_secret_forgets_no_tick_that_waits(shell: Shell, file: Path, uploading: None) -> None:
+    """Who asks was refused, not the tick: it was promised that it waits, and it does until a resume is accepted."""
+    packed = pack(find([file]), project_id=PROJECT, tick_id="denied", dt="20261115", keys={"": ["id"]})
+    Outbox(Path(".lakebed/ticks-outbox")).put(OutboxTick(packed))
+
+    code, _, why = shell("ticks", "resume", "--url", "http://gw:1", "--org", ORG)
+
+    assert exits.code_for(Denied("")) == code and "invalid key or secret" in why
+    assert [("denied", "ready")] == [(row["tick_id"], row["state"]) for row in shell.data("ticks", "outbox")]
 
 
 def test_one_refused_tick_of_several_fails_the_resume(shell: Shell, file: Path, uploading: None) -> None:
