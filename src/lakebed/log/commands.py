@@ -366,8 +366,8 @@ async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
     try:
         when = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Invalid(
-            f"{text!r} is not an offset", hint="use a number, -10, start, end, @MILLIS or an ISO time"
-        ) from error
+        forms = "use a number, -10, start, end, @MILLIS or an ISO time"
+        hint = f"{forms}; records as JSON: topics consume -f json" if text in ("json", "jsonl") else forms
+        raise Invalid(f"{text!r} is not an offset", hint=hint) from error
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return await broker.admin.offsets.at(tp, int(when.timestamp() * 1000))

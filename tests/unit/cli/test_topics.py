@@ -181,6 +181,13 @@ def test_a_record_is_its_line_without_the_newline_alone(shell: Shell) -> None:
     assert "".join(f"{line.decode()}|{len(line)};" for line in lines) == out
 
 
+def test_a_form_of_output_in_place_of_an_offset_is_answered_with_the_option_for_it(filled: Shell) -> None:
+    """`-o` is the offset here, as in other clients of logs, and the output in every other command."""
+    code, _, err = filled("topics", "consume", "orders", "-o", "json")
+
+    assert exits.code_for(Invalid("")) == code and "-f json" in err
+
+
 def test_a_trim_drops_what_lies_below_and_a_dry_one_does_not(filled: Shell) -> None:
     """The words count what goes; a trim below the start counts nothing."""
     trim = ("topics", "trim", "orders", "--reason", "old", "--before")

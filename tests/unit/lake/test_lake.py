@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import re
 import threading
@@ -14,7 +15,11 @@ import pytest
 
 import lakebed
 from lakebed.core.errors import Invalid, LakebedError, NotFound
-from lakebed.lake.batches import seconds_of
+from lakebed.lake.batches import AsyncBatches, seconds_of
+from lakebed.lake.blocking import LakeBatches, LakeQueue, LakeTicks, Topic
+from lakebed.lake.queues import AsyncQueue
+from lakebed.lake.ticks import AsyncTicks
+from lakebed.lake.topics import AsyncTopic
 from lakebed.log.model import GroupFenced
 
 MEMORY = {"store.url": "memory:", "meta.backend": "bucket"}
@@ -314,6 +319,23 @@ async def test_the_asynchronous_form_is_the_same_lake(tmp_path: Path, monkeypatc
         assert [] == [record async for record in lake.topic("orders").consume(group="g")]
         assert ["orders"] == await lake.topics()
         assert "ok" == (await lake.health())["status"]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous"),
+    [(Topic, AsyncTopic), (LakeQueue, AsyncQueue), (LakeBatches, AsyncBatches), (LakeTicks, AsyncTicks)],
+)
+def test_both_forms_have_the_same_calls_with_the_same_typed_arguments(blocking: type, asynchronous: type) -> None:
+    """What is written for one form is written for the other; each argument and answer has its type."""
+
+    def calls(form: type) -> dict[str, list[inspect.Parameter]]:
+        public = {name: each for name, each in vars(form).items() if inspect.isfunction(each) and name[0] != "_"}
+        assert all("return" in each.__annotations__ for each in public.values())
+        return {name: list(inspect.signature(each).parameters.values())[1:] for name, each in public.items()}
+
+    assert calls(blocking) and calls(blocking) == calls(asynchronous)
+    arguments = [each for parameters in calls(blocking).values() for each in parameters]
+    assert [] == [each.name for each in arguments if each.annotation is inspect.Parameter.empty]
 
 
 async def test_a_record_with_a_key_has_its_headers_and_timestamp_too(
