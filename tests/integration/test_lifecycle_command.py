@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from lakebed.cli import exits
 from lakebed.cli.main import run
 from lakebed.cli.where import Where
+from lakebed.core.errors import NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.settings import env_name
 from lakebed.embedded.endpoints import BucketEndpoints
@@ -50,7 +52,9 @@ def name(weed: BucketEndpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         monkeypatch.setenv(env_name(key), str(value))
     monkeypatch.chdir(tmp_path)
     bucket = f"cmd-{Ids().token()}"
-    client(weed.store_settings()).create_bucket(Bucket=bucket)
+    assert 0 == run(["bucket", "create", f"{bucket}-not", "--dry-run"]) == run(["bucket", "create", bucket])
+    made = [each["Name"] for each in client(weed.store_settings()).list_buckets()["Buckets"]]
+    assert bucket in made and f"{bucket}-not" not in made
     return bucket
 
 
@@ -66,6 +70,7 @@ def test_a_rule_is_put_judged_run_and_explained(
         assert code == run(["lifecycle", *words])
         return capsys.readouterr().out
 
+    said("dry-run", f"{name}-not", "--rules", "policy.xml", code=exits.code_for(NotFound("")))
     said("rules", "put", name, "policy.xml")
     assert POLICY.decode() == said("rules", "get", name)
     assert 1 == s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"][0]["Expiration"]["Days"]
