@@ -18,6 +18,8 @@ from lakebed.log.notices import MovedNotice, NoticeSender
 from lakebed.log.routes import LogRoutes
 from support.log_host import TP, Host
 
+ASKED = {"topic": "orders", "partition": 0, "fetch_offset": 1}
+
 
 class Gateway:
     """A gateway with an address, whose notices to others are recorded instead of sent."""
@@ -169,6 +171,9 @@ async def test_waiting_consumers_and_registered_brokers_ask_the_bucket_nothing(
 
     assert [] == requests and all(each.done() for each in waiting)
     assert ["one", "two"] == [broker.id for broker in one.peers.registry.living]
+    await host.append(one.broker, b"b")
+    await host.fetch(pair[1].broker, 2)
+    assert ["create", "get_range"] == requests  # what is not idle is seen here
 
 
 async def test_a_response_names_the_broker_that_owns_the_partitions(host: Host, pair: tuple[Gateway, Gateway]) -> None:
@@ -186,6 +191,10 @@ async def test_a_response_names_the_broker_that_owns_the_partitions(host: Host, 
             assert owner is not None
             expected = "" if owner.id == gateway.context.node else owner.http
             assert expected == answer.headers.get(notices.OWNER_HEADER, "")
+            asked = msgspec.json.encode({"topic_partitions": [{**ASKED, "partition": number}]})
+            found = await gateway.client.post("/v1/consume", content=asked)
+            assert "x" == found.json()["results"][0]["records"][0]
+            assert expected == found.headers.get(notices.OWNER_HEADER, "")
             named.setdefault(gateway.context.node, set()).add(expected)
 
     assert {"one": {"", "http://two:1"}, "two": {"", "http://one:1"}} == named
