@@ -54,6 +54,28 @@ async def test_compaction_changes_nothing_of_a_log_with_both_forms(host: Host) -
     assert [plain, *KEYED, beside, *KEYED] == before
 
 
+async def test_record_batches_are_stored_and_compacted_as_they_came(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the offset is in the bucket byte for byte, and no record is decoded on the way."""
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("a record was decoded")
+
+    monkeypatch.setattr(kafka_batch, "decode", refused)
+    broker, sent = host.broker(), list[bytes]()
+    for number in range(3):
+        sent.append(kafka_batch.encode([KafkaRecord(b"v%d" % number, b"k", (("h", b"x"),), 1_000 + number)]))
+        await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(KafkaRecords(1, sent[-1])),))])
+    await broker.writer.drain()
+    stored = [(await host.store.get(key)).data for key in await host.objects("llog/wal-shared/")]
+
+    assert "compacted" == await host.services().compactor.compact_once(TP)
+
+    (made,) = [(await host.store.get(key)).data for key in await host.objects() if "compacted/" in key]
+    assert all(any(batch[8:] in blob for blob in stored) and batch[8:] in made for batch in sent)
+
+
 async def test_the_tail_cache_gives_the_time_that_is_stored(host: Host) -> None:
     """A record's timestamp is the same from memory and from the bucket."""
     broker = host.broker()
