@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, as_operator, in_loop
-from lakebed.core.errors import Invalid, LakebedError
+from lakebed.core.errors import LakebedError
 
 if TYPE_CHECKING:
     from lakebed.log.broker import Broker
@@ -84,6 +84,7 @@ def produce(
         list[str] | None,
         Parameter(name=["--header", "-H"], negative="", help="NAME=VALUE, of every record; repeatable"),
     ] = None,
+    timestamp: Annotated[str, Parameter(help="the time of every record: @MILLIS or ISO time; empty for now")] = "",
     where: Where = Where(),
     output: Output = "jsonl",
 ) -> None:
@@ -91,16 +92,18 @@ def produce(
 
     async def work(broker: Broker) -> dict[str, Any]:
         from lakebed.core.clock import now_ms
-        from lakebed.log.lines import lines_of_stdin, records_of
+        from lakebed.log.lines import lines_of_stdin, records_of, timestamp_ms
         from lakebed.log.model import topic_partition
         from lakebed.log.producers import RecordChunk
 
         tp = topic_partition(topic, partition)
         first = last = count = 0
-        at_ms = now_ms(where.context("cli").clock)
+        own_ms = timestamp_ms(timestamp) if timestamp else 0
+        at_ms = own_ms or now_ms(where.context("cli").clock)
         try:
             for lines in lines_of_stdin(broker.settings.record_max_bytes):
-                (outcome,) = await broker.produce([(tp, RecordChunk(records_of(lines, key, header or [], at_ms)))])
+                made = records_of(lines, key, header or [], at_ms, plain=not own_ms)
+                (outcome,) = await broker.produce([(tp, RecordChunk(made))])
                 if isinstance(outcome, LakebedError):
                     raise outcome
                 first, last, count = first or outcome.start_offset, outcome.end_offset, count + outcome.count
@@ -137,7 +140,7 @@ def consume(
     """Print records to stdout, from an offset to the end."""
 
     async def work(broker: Broker) -> None:
-        from lakebed.log.codec import decoded
+        from lakebed.log.codec import RecordColumns, decoded
         from lakebed.log.fetcher import FetchRequest
         from lakebed.log.lines import print_record
         from lakebed.log.model import topic_partition
@@ -155,9 +158,9 @@ def consume(
                 raise found
             if not found.count and not follow:
                 break
-            for record in (record for part in found.parts for record in decoded(part)):
+            for part, record in ((each, record) for each in found.parts for record in decoded(each)):
                 if left > 0:
-                    print_record(format, tp, at, record)
+                    print_record(format, tp, at, record, plain=isinstance(part, RecordColumns))
                     at, left = at + 1, left - 1
             if claimed and found.count:
                 await broker.groups.commit(group, tp, at, generation=claimed.generation)
@@ -357,17 +360,10 @@ async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
         return now.log_start_offset
     if text == "end":
         return now.next_offset
-    if text.startswith("@") and text[1:].isdecimal():
-        return await broker.admin.offsets.at(tp, int(text[1:]))
     if text.removeprefix("-").isdecimal():
         return int(text) if int(text) >= 0 else max(now.log_start_offset, now.next_offset + int(text))
-    from datetime import UTC, datetime
+    from lakebed.log.lines import moment_ms
 
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError as error:
-        forms = "use a number, -10, start, end, @MILLIS or an ISO time"
-        hint = f"{forms}; records as JSON: topics consume -f json" if text in ("json", "jsonl") else forms
-        raise Invalid(f"{text!r} is not an offset", hint=hint) from error
-    when = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return await broker.admin.offsets.at(tp, int(when.timestamp() * 1000))
+    if text in ("json", "jsonl"):  # as every other command names its output
+        raise Invalid(f"{text!r} is not an offset", hint="records as JSON: topics consume -f json")
+    return await broker.admin.offsets.at(tp, moment_ms(text, "an offset", "a number, -10, start, end, "))

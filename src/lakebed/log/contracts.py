@@ -34,6 +34,7 @@ from lakebed.log.writer import Appended, Outcome
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
+Millis = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 LATER = (Overloaded, Unavailable)  # back pressure, store or meta unavailable, outcome unknown
 
 FRAME_MEDIA_TYPE = "application/vnd.lakebed.columns"
@@ -67,7 +68,7 @@ class JsonRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     key: str | None = None
     key_base64: bytes | None = None
     headers: list[JsonHeader] = []
-    timestamp: Number | None = None
+    timestamp: Millis | None = None
 
     @property
     def plain(self) -> bool:

@@ -24,6 +24,7 @@ from lakebed.log.records import PAGE, Records
 from lakebed.log.services import LogReadServices
 
 MOVES_MAX = 4  # compactions that may overtake one read
+TIME_MS_MAX = 2**63 // 1000  # in microseconds, a column has 64 bits
 
 
 class RecordRange(msgspec.Struct, frozen=True):
@@ -247,16 +248,17 @@ def _columns(batch: RecordBatch, schema: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _fields(records: KafkaRecords, schema: Any) -> dict[str, Callable[[], Any]]:
-    """The fields of record batches; `time` is the record's own timestamp."""
+    """The fields of record batches; `time` is the record's own timestamp, and null where no timestamp holds it."""
     import pyarrow as pa
 
     found = records.decoded()
+    times_us = [one.timestamp_ms * 1000 if abs(one.timestamp_ms) < TIME_MS_MAX else None for one in found]
 
     def column(name: str, values: Sequence[Any]) -> Callable[[], Any]:
         return lambda: pa.array(values, schema.field(name).type)
 
     return {
-        "time": column("time", [record.timestamp_ms * 1000 for record in found]),
+        "time": column("time", times_us),
         "key": column("key", [record.key for record in found]),
         "value": column("value", [record.value for record in found]),
         "headers": column("headers", [[{"key": k, "value": v} for k, v in one.headers] or None for one in found]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -18,9 +19,28 @@ LINES_MAX = 500  # lines of stdin that share one append
 BYTES_MAX = 1024 * 1024  # and their bytes, about: an append must fit into the broker's buffer
 
 
-def records_of(lines: list[bytes], key: str, headers: list[str], at_ms: int) -> Records:
-    """Lines as plain records, or as record batches where they get a key or headers."""
-    if not key and not headers:
+def moment_ms(text: str, what: str, others: str = "") -> int:
+    """@1760000000000 or 2026-01-31T12:00:00Z, in milliseconds; without a zone it is UTC. Raises Invalid."""
+    try:
+        if text.startswith("@") and text[1:].isdecimal():
+            return int(text[1:])
+        when = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{text!r} is not {what}", hint=f"use {others}@MILLIS or an ISO time") from error
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def timestamp_ms(text: str) -> int:
+    """The time that a record is given. Raises Invalid."""
+    found = moment_ms(text, "a timestamp")
+    if not 0 < found < 1 << 63:
+        raise Invalid(f"{text!r} is not a timestamp after 1970", hint="use @MILLIS or an ISO time")
+    return found
+
+
+def records_of(lines: list[bytes], key: str, headers: list[str], at_ms: int, *, plain: bool = True) -> Records:
+    """Lines as record batches where they get a key, headers or a time of their own, or else as plain records."""
+    if plain and not key and not headers:
         return columns(lines)
     pairs = [header.partition("=") for header in headers]
     if any(not name or not mark for name, mark, _ in pairs):
@@ -49,11 +69,11 @@ def lines_of_stdin(record_max_bytes: int) -> Iterator[list[bytes]]:
         yield held
 
 
-def print_record(format: str, tp: TopicPartition, offset: int, record: KafkaRecord) -> None:
+def print_record(format: str, tp: TopicPartition, offset: int, record: KafkaRecord, *, plain: bool) -> None:
     value = record.value or b""
     if format == "json":
         line = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "record": shown(value)}
-        if record.key is not None or record.headers:
+        if not plain:
             more = msgspec.to_builtins(shown_record(record))
             line |= {name: more[name] for name in ("key", "key_base64", "headers", "timestamp") if name in more}
         sys.stdout.buffer.write(shown_bytes(msgspec.json.encode(line)) + b"\n")

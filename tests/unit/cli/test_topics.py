@@ -309,6 +309,32 @@ def test_records_are_produced_with_a_key_and_headers_and_printed_with_them(shell
     assert all(int(at) > 1_700_000_000_000 for at in times)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("@1234", 1234), ("2026-01-31T12:00:00Z", 1_769_860_800_000), ("2026-01-31T13:00:00.5+01:00", 1_769_860_800_500)],
+)
+def test_records_are_produced_with_a_timestamp_of_their_own(shell: Shell, text: str, expected: int) -> None:
+    """With a key or without; it is printed."""
+    shell("topics", "produce", "orders", "--timestamp", text, stdin=b"v1\n")
+    shell("topics", "produce", "orders", "--timestamp", text, "--key", "k", stdin=b"v2\n")
+
+    shown = [json.loads(line) for line in records(shell, "-f", "json")]
+
+    assert [f"{expected} v1", f"{expected} v2"] == records(shell, "-f", "%T %s\\n")
+    assert [("v1", expected), ("v2", expected)] == [(line["record"], line["timestamp"]) for line in shown]
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "1234", "@x", "@0", "@²", "1969-12-31T00:00:00Z", "@9223372036854775808"]
+)
+def test_what_is_no_timestamp_is_refused(shell: Shell, text: str) -> None:
+    """Nothing is appended."""
+    code, _, err = shell("topics", "produce", "orders", "--timestamp", text, stdin=b"v\n")
+
+    assert exits.code_for(Invalid("")) == code and "@MILLIS or an ISO time" in err
+    assert exits.code_for(NotFound("")) == shell("topics", "describe", "orders")[0]
+
+
 def test_a_header_without_a_name_is_refused(shell: Shell) -> None:
     """And nothing is appended."""
     code, _, err = shell("topics", "produce", "orders", "--header", "oops", stdin=b"v\n")

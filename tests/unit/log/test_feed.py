@@ -175,12 +175,14 @@ async def test_retention_by_bytes_asks_the_bucket_nothing(host: Host) -> None:
         await host.append(broker, b"x" * 100)
     while "compacted" == await services.compactor.compact_once(TP):
         pass
+    assert {"COMPACTED", "WAL"} == {span.entry.type for span in await services.records.spans(TP, 1, limit=50)}
     await broker.admin.configure("orders", TopicConfig(retention_bytes=150))
 
-    async def refused(key: str) -> Any:
-        raise AssertionError(f"HEAD {key}")
+    def refused(key: str, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError(key)
 
-    host.store.head = refused  # type: ignore[method-assign]
+    for verb in ("head", "get", "get_range", "list"):
+        setattr(host.store, verb, refused)
     await services.retention.apply_once(TP)
 
     assert 10 < (await services.records.control(TP)).value.log_start_offset

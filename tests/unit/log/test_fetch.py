@@ -69,12 +69,16 @@ async def test_a_limit_on_bytes_cuts_between_records_and_always_gives_one(host: 
     assert await host.read(broker, 3, bytes_max=1) == [b"c" * 100]
 
 
-async def test_a_limit_on_bytes_holds_over_several_spans(host: Host) -> None:
+@pytest.mark.parametrize("form", ["appended", "compacted"])
+async def test_a_limit_on_bytes_holds_over_several_spans(host: Host, form: str) -> None:
     """A fetch that takes records of many appends gives no more bytes in all than were requested."""
     broker = host.broker()
     records = [b"%03d" % number * 200 for number in range(12)]  # 600 bytes each
     for first in range(0, 12, 2):
         await host.append(broker, *records[first : first + 2])
+    if form == "compacted":
+        assert "compacted" == await host.services(compact_max_entries=3).compactor.compact_once(TP)
+        assert "COMPACTED" == (await broker.records.spans(TP, 1, limit=1))[0].entry.type
 
     assert records[:4] == await host.read(broker, 1, bytes_max=2900)  # of three spans
     assert [[limit // 600 for limit in range(600, 7200, 100)]] == [

@@ -536,7 +536,10 @@ async def test_a_repeated_batch_with_keys_is_a_duplicate_although_its_time_diffe
     assert (first["start_offset"], "SequenceReused") == (1, other["error_type"])
 
 
-@pytest.mark.parametrize("record", [{}, {"headers": []}, {"value": "a", "base64": "YQ==", "key": "k"}, {"key": 7}])
+@pytest.mark.parametrize(
+    "record",
+    [{}, {"headers": []}, {"value": "a", "base64": "YQ==", "key": "k"}, {"key": 7}, {"value": "a", "timestamp": 2**63}],
+)
 async def test_a_record_object_without_a_meaning_is_refused(server: Server, record: Any) -> None:
     """400, and nothing is appended."""
     assert 400 == (await server.produce(record)).status_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from lakebed.core.feed import FeedFilter
 from lakebed.log import codec, kafka_batch
@@ -32,13 +33,13 @@ async def mixed(host: Host) -> Any:
     return broker
 
 
-async def records(broker: Any) -> list[tuple[bytes | None, bytes | None, int]]:
+async def records(broker: Any) -> list[KafkaRecord]:
     found = await broker.reader.read(TP, 1, bytes_max=1 << 20)
-    return [(one.value, one.key, one.timestamp_ms) for part in found.parts for one in codec.decoded(part)]
+    return [one for part in found.parts for one in codec.decoded(part)]
 
 
 async def test_compaction_changes_nothing_of_a_log_with_both_forms(host: Host) -> None:
-    """Values, keys and timestamps are the same before and after."""
+    """Values, keys, headers and timestamps are the same before and after."""
     broker = await mixed(host)
     at_ms = (await broker.records.spans(TP, 1, limit=1))[0].entry.created_at_ms
     before = await records(broker)
@@ -49,8 +50,30 @@ async def test_compaction_changes_nothing_of_a_log_with_both_forms(host: Host) -
     assert "compacted" == done
     assert ("COMPACTED", "kafka-batches-v1", 6) == (span.entry.type, span.entry.encoding, span.entry.msg_count)
     assert before == await records(host.broker())
-    assert [(b"plain", None, at_ms), (b"v1", b"k1", 1_000_000), (None, b"k2", 2_000_000)] == before[:3]
-    assert (b"beside", None, at_ms) == before[3]
+    plain, beside = (KafkaRecord(value, timestamp_ms=at_ms) for value in (b"plain", b"beside"))
+    assert [plain, *KEYED, beside, *KEYED] == before
+
+
+async def test_record_batches_are_stored_and_compacted_as_they_came(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the offset is in the bucket byte for byte, and no record is decoded on the way."""
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("a record was decoded")
+
+    monkeypatch.setattr(kafka_batch, "decode", refused)
+    broker, sent = host.broker(), list[bytes]()
+    for number in range(3):
+        sent.append(kafka_batch.encode([KafkaRecord(b"v%d" % number, b"k", (("h", b"x"),), 1_000 + number)]))
+        await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(KafkaRecords(1, sent[-1])),))])
+    await broker.writer.drain()
+    stored = [(await host.store.get(key)).data for key in await host.objects("llog/wal-shared/")]
+
+    assert "compacted" == await host.services().compactor.compact_once(TP)
+
+    (made,) = [(await host.store.get(key)).data for key in await host.objects() if "compacted/" in key]
+    assert all(any(batch[8:] in blob for blob in stored) and batch[8:] in made for batch in sent)
 
 
 async def test_the_tail_cache_gives_the_time_that_is_stored(host: Host) -> None:
@@ -80,10 +103,13 @@ async def test_a_seek_by_timestamp_finds_the_first_record_that_is_not_older(host
     assert before[4] is None
 
 
-async def test_the_feed_has_key_headers_and_the_records_own_time(host: Host) -> None:
+@pytest.mark.parametrize("form", ["appended", "compacted"])
+async def test_the_feed_has_key_headers_and_the_records_own_time(host: Host, form: str) -> None:
     """Beside plain records, whose time is that of their append."""
     services = host.services()
     await mixed(host)
+    if form == "compacted":
+        assert "compacted" == await services.compactor.compact_once(TP)
     feed = TopicFeed("orders", services.records, services.reader, services.uris, start={}, end={})
     names = ["offset", "time", "key", "value", "headers"]
 
@@ -95,6 +121,22 @@ async def test_the_feed_has_key_headers_and_the_records_own_time(host: Host) -> 
     assert [b"plain", b"v1", None, b"beside", b"v1", None] == [row["value"] for row in rows]
     assert [{"key": "h", "value": b"x"}] == rows[1]["headers"]
     assert 1000.0 == rows[1]["time"].timestamp()
+
+
+async def test_a_time_that_no_reader_can_hold_is_none_and_the_record_is_there(host: Host) -> None:
+    """A client that gives nanoseconds for milliseconds does not keep bulk readers from its topic."""
+    broker, services = host.broker(), host.services()
+    odd = [KafkaRecord(b"v", None, (), at_ms) for at_ms in (1_760_000_000_000_000_000, 1_000, 2**63 - 1)]
+    chunk = RecordChunk(KafkaRecords(len(odd), kafka_batch.encode(odd)))
+    await broker.writer.append_shared([PartitionAppend(TP, (chunk,))])
+    feed = TopicFeed("orders", services.records, services.reader, services.uris, start={}, end={})
+
+    (piece,) = await feed.slices({}, {"0": 3}, FeedFilter())
+    rows = (await feed.load(piece, ["offset", "time", "value"], FeedFilter())).to_pylist()
+
+    assert [(1, None), (2, 1.0), (3, None)] == [
+        (row["offset"], row["time"] and row["time"].timestamp()) for row in rows
+    ]
 
 
 async def test_dump_shows_record_batches(host: Host) -> None:

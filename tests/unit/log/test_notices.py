@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,10 +14,15 @@ from httpx2 import ASGITransport, AsyncClient
 from lakebed.core.clock import ManualClock, settle
 from lakebed.gateway.app import build
 from lakebed.log import notices
+from lakebed.log.broker import Broker
+from lakebed.log.brokers import REFRESH_S
 from lakebed.log.model import TopicPartition
 from lakebed.log.notices import MovedNotice, NoticeSender
 from lakebed.log.routes import LogRoutes
+from lakebed.meta.bucket.backend import BucketMeta
 from support.log_host import TP, Host
+
+ASKED = {"topic": "orders", "partition": 0, "fetch_offset": 1}
 
 
 class Gateway:
@@ -146,6 +152,20 @@ async def test_a_broker_that_does_not_answer_is_left_alone_for_a_while() -> None
     assert 4 == len(tries)
 
 
+def count_requests(host: Host) -> list[str]:
+    """The verbs that reach the store from now on."""
+    requests: list[str] = []
+    for verb in ("get", "get_range", "head", "create", "replace", "list"):
+        call = getattr(host.store, verb)
+
+        def seen(*arguments: Any, _verb: str = verb, _call: Any = call, **options: Any) -> Any:
+            requests.append(_verb)
+            return _call(*arguments, **options)
+
+        setattr(host.store, verb, seen)
+    return requests
+
+
 async def test_waiting_consumers_and_registered_brokers_ask_the_bucket_nothing(
     host: Host, pair: tuple[Gateway, Gateway]
 ) -> None:
@@ -156,19 +176,35 @@ async def test_waiting_consumers_and_registered_brokers_ask_the_bucket_nothing(
         await host.fetch(each.broker, 1)
         each.peers.start()
     waiting = [asyncio.ensure_future(host.fetch(each.broker, 2, wait_s=25.0)) for each in pair]
-    requests: list[str] = []
-    for verb in ("get", "get_range", "head", "create", "replace", "list"):
-        call = getattr(host.store, verb)
-
-        def seen(*arguments: Any, _verb: str = verb, _call: Any = call, **options: Any) -> Any:
-            requests.append(_verb)
-            return _call(*arguments, **options)
-
-        setattr(host.store, verb, seen)
+    requests = count_requests(host)
     await host.clock.advance(30.0)
 
     assert [] == requests and all(each.done() for each in waiting)
     assert ["one", "two"] == [broker.id for broker in one.peers.registry.living]
+    await host.append(one.broker, b"b")
+    await host.fetch(pair[1].broker, 2)
+    assert ["create", "get_range"] == requests  # what is not idle is seen here
+
+
+async def test_on_bucket_meta_a_registered_broker_costs_what_the_page_says(host: Host) -> None:
+    """Every 3 s a write, a read of the list, and one of each living broker's session; nothing else while idle."""
+    brokers: list[Broker] = []
+    for name in ("one", "two", "three"):
+        context = msgspec.structs.replace(host.context(), node=name, url=f"http://{name}:1")
+        brokers.append(Broker(context, BucketMeta(context, "llog-meta", layout="bins")))
+    for each in brokers:
+        each.peers.start()
+    await host.clock.advance(31.0)
+    requests = count_requests(host)
+    for _ in range(600):
+        await host.clock.advance(0.1)
+    found = Counter(requests)
+    for each in brokers:
+        await each.stop()
+
+    refreshes = 3 * 60 / REFRESH_S
+    assert set(found) == {"replace", "get"}
+    assert found["replace"] <= refreshes + 3 and found["get"] <= (refreshes + 3) * (1 + 3), found
 
 
 async def test_a_response_names_the_broker_that_owns_the_partitions(host: Host, pair: tuple[Gateway, Gateway]) -> None:
@@ -186,6 +222,10 @@ async def test_a_response_names_the_broker_that_owns_the_partitions(host: Host, 
             assert owner is not None
             expected = "" if owner.id == gateway.context.node else owner.http
             assert expected == answer.headers.get(notices.OWNER_HEADER, "")
+            asked = msgspec.json.encode({"topic_partitions": [{**ASKED, "partition": number}]})
+            found = await gateway.client.post("/v1/consume", content=asked)
+            assert "x" == found.json()["results"][0]["records"][0]
+            assert expected == found.headers.get(notices.OWNER_HEADER, "")
             named.setdefault(gateway.context.node, set()).add(expected)
 
     assert {"one": {"", "http://two:1"}, "two": {"", "http://one:1"}} == named
