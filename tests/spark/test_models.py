@@ -223,15 +223,21 @@ def test_expectations_count_and_decide_what_is_written(shop: Project) -> None:
         "-- expect: customer < 100 | warn\n"
     )
     rows = "select id, customer, total, day from {{ changes('orders') }}"
-    model, strict = (
-        sql_model("good", header + rows),
-        sql_model("strict", "-- expect: id < 9 | fail\nselect id from {{ ref('good') }}"),
-    )
+
+    @lp.table(expect={"id < 9": "fail", "id <> 1": "warn"})
+    def strict(good: lp.Table["gold.good"]) -> DataFrame:  # type: ignore[valid-type]
+        return good.select("id")
+
+    @lp.table(expect={"id > 1": "quarantine", "id < 3": "drop"})
+    def alike(good: lp.Table["gold.good"]) -> DataFrame:  # type: ignore[valid-type]
+        return good.select("id", "total")
+
+    models = (sql_model("good", header + rows), model_of(strict), model_of(alike))
     shop.upsert((1, 7, 1.0, "a"), (2, 7, -2.0, "x"), (3, 700, 3.0, "a"), (4, 7, 4.0, "x"))
-    (first, _) = shop.run(model, strict)
+    first, in_python, aside_too = shop.run(*models)
     shop.upsert((10, 7, -5.0, "a"), (11, 7, 5.0, "a"))
     with pytest.raises(ExpectationFailed, match="1 of 3 rows do not meet 'id < 9'"):
-        shop.run(model, strict)
+        shop.run(*models)
 
     assert (4, 2, 1, 1) == (first.rows_in, first.rows, first.quarantined, first.dropped)
     assert {"total >= 0": 1, "day <> 'x'": 2, "customer < 100": 1} == {
@@ -241,6 +247,9 @@ def test_expectations_count_and_decide_what_is_written(shop: Project) -> None:
     aside = shop.rows("good", "quarantine")
     assert [["total >= 0", "day <> 'x'"], ["total >= 0"]] == [row[1] for row in sorted(aside, key=lambda r: r[3])]
     assert [(1,), (3,)] == shop.rows("strict"), "as it was"
+    assert [0, 1] == [each.failed for each in in_python.expectations]
+    assert (2, 0, 1, 1) == (aside_too.rows_in, aside_too.rows, aside_too.quarantined, aside_too.dropped)
+    assert [["id > 1"]] == [row[1] for row in shop.rows("alike", "quarantine")]
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ GET    /v1/projects/{project_id}/status
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -16,8 +17,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed.core.context import Context, Health
-from lakebed.core.errors import TooLarge
-from lakebed.core.http import body_limit, json_response, operation, own_keys, streamed
+from lakebed.core.errors import TooLarge, Unavailable
+from lakebed.core.http import body_limit, json_response, operation, own_keys, stopping, streamed
 from lakebed.ticks import paths, verification
 from lakebed.ticks.audit import AuditTable
 from lakebed.ticks.finalizer import BronzeCommitter, Finalizer
@@ -31,6 +32,7 @@ from lakebed.ticks.view import ProjectStatus, project_status
 
 STREAM_BYTES_MAX = 4 * 1024**3  # the most that ticks.part_bytes_max may be
 STREAM_HELD_BYTES = 40 * 1024 * 1024  # of a part: the store's client uploads 4 chunks of 8 MiB and fills a fifth
+FINALIZE_S = 30.0  # what a finalize has left when its gateway stops; a shorter drain cuts it sooner
 PART = "/v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}"
 
 
@@ -103,7 +105,7 @@ class TicksRoutes:
             body += chunk
             if len(body) > self._settings.manifest_bytes_max:
                 raise TooLarge(f"a manifest has at most {self._settings.manifest_bytes_max} bytes")
-        return json_response(await self._finalizer.finalize(tick, bytes(body)))
+        return json_response(await self._finalized(tick, bytes(body), stopping(request)))
 
     @own_keys
     @operation("Status of a project's ticks", answer=ProjectStatus)
@@ -111,6 +113,26 @@ class TicksRoutes:
         project_id = request.path_params["project_id"]
         org_id = await self._authenticated(request, project_id)
         return json_response(await project_status(self._context, org_id, project_id))
+
+    async def _finalized(self, tick: TickId, body: bytes, stop: asyncio.Event) -> FinalizeResult:
+        """The result of the finalize. Raises Unavailable FINALIZE_S after the stop: what it holds is free from then on,
+        and another replica finalizes the tick while this one drains."""
+
+        async def give_up() -> None:
+            await stop.wait()
+            await self._context.clock.sleep(FINALIZE_S)
+
+        finalize = asyncio.create_task(self._finalizer.finalize(tick, body))
+        given_up = asyncio.create_task(give_up())
+        try:
+            await asyncio.wait({finalize, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if finalize.done():
+                return finalize.result()
+            raise Unavailable("this gateway stops before the tick is committed", hint="finalize again")
+        finally:
+            finalize.cancel()
+            given_up.cancel()
+            await asyncio.gather(finalize, given_up, return_exceptions=True)
 
     async def _tick(self, request: Request) -> TickId:
         project_id = request.path_params["project_id"]

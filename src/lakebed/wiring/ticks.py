@@ -27,7 +27,7 @@ from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.fakes import FakeBronze, FakeSilverJob
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
-from lakebed.ticks.routes import TicksRoutes
+from lakebed.ticks.routes import FINALIZE_S, TicksRoutes
 from lakebed.ticks.settings import TicksSettings
 from lakebed.ticks.workers import workers as tick_workers
 
@@ -39,7 +39,6 @@ log = logger("pipeline")
 
 
 COMMITS_MAX = 64  # commits at once in a process: one for each org, mostly waiting for Spark
-FINALIZE_S = 30.0  # what a finalize may take; a drain is at least as long, or it cuts running ones
 
 
 def component(context: Context) -> Component:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lakebed.cli.where import Where
+from lakebed.pipeline.bronze.runs import IngestReport
 from lakebed.ticks import paths
 from lakebed.ticks.fakes import FakeBronze
 from lakebed.ticks.model import FinalizeResult, TickId
@@ -106,3 +108,66 @@ def test_a_replay_sends_the_next_attempt_and_leaves_its_reason(
     (deed,) = shell.deeds()
     assert ("bronze.replay", "a rule was wrong") == (deed[0], deed[2])
     assert not any(Path(file).exists() for packed in sent for file in packed.files.values())
+
+
+@pytest.mark.parametrize(("bad", "code"), [((), 0), (("k1",), 1)])
+def test_process_loads_now_and_ends_non_zero_when_something_was_set_aside(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, bad: tuple[str, ...], code: int
+) -> None:
+    """Every source, whatever one of them holds; the load is in the audit trail."""
+    loads = [IngestReport("bronze/batches/lake/samples", 3, rows_in=5, good=5), IngestReport("t", unreadable=bad)]
+
+    class Loading:
+        refined = None
+
+        def __init__(self, context: Any) -> None: ...
+
+        def run(self) -> list[IngestReport]:
+            return loads
+
+    monkeypatch.setattr("lakebed.pipeline.bronze.ingestion.Ingestion", Loading)
+
+    found, out, _ = shell("bronze", "process", "-o", "json")
+
+    assert code == found
+    assert [("bronze/batches/lake/samples", 5), ("t", 0)] == [(row["table"], row["good"]) for row in json.loads(out)]
+    assert ["bronze.process"] == [deed[0] for deed in shell.deeds()]
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [(None, 0), (IngestReport("s", 4, rows_in=9, good=9), 0), (IngestReport("s", 4, unreadable=("k",)), 1)],
+)
+def test_a_backfill_loads_its_range_and_a_dry_one_only_counts(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, report: IngestReport | None, code: int
+) -> None:
+    """From the first moment up to the second, in nanoseconds; only what is loaded is in the audit trail."""
+    asked: list[tuple[str, int, int]] = []
+
+    class Samples:
+        table = SimpleNamespace(spec=SimpleNamespace(name="s"))
+
+        def __init__(self, spark: Any, context: Any) -> None: ...
+
+        def lacking(self, begin_ns: int, end_ns: int) -> int:
+            asked.append(("lacking", begin_ns, end_ns))
+            return 7
+
+        def backfill(self, begin_ns: int, end_ns: int) -> IngestReport | None:
+            asked.append(("backfill", begin_ns, end_ns))
+            return report
+
+    monkeypatch.setattr("lakebed.pipeline.bronze.samples.SampleLoader", Samples)
+    monkeypatch.setattr("lakebed.spark.session.open_session", lambda settings: None)
+    line = ("bronze", "backfill", "--from", "2026-11-01", "--to", "2026-11-02T00:00:01Z", "--reason", "restored")
+
+    dry, counted, _ = shell(*line, "--dry-run", "-o", "json")
+    before = shell.deeds()
+    found, out, _ = shell(*line, "-o", "json")
+
+    begin_s = 1_793_491_200
+    span = (begin_s * 10**9, (begin_s + 86_401) * 10**9)
+    assert [("lacking", *span), ("backfill", *span)] == asked
+    assert (0, [{"table": "s", "batches": 7}], []) == (dry, json.loads(counted), before)
+    assert (code, [4] if report else []) == (found, [row["version"] for row in json.loads(out)])
+    assert [("bronze.backfill", "restored")] == [(deed[0], deed[2]) for deed in shell.deeds()]

@@ -115,6 +115,50 @@ def test_sql_says_its_options_in_lines_of_comment() -> None:
         sql_model("spent", "-- partitons: day\nselect 1 from silver.orders")
 
 
+def test_a_python_model_has_the_same_options_as_a_sql_one() -> None:
+    """Each action of an expectation among them; a run reads nothing but these options, whatever the language."""
+    actions = {"total >= 0": "fail", "day <> 'x'": "drop", "email like '%@%'": "quarantine", "id < 9": "warn"}
+
+    @lp.table(keys=["id"], incremental="merge", partitions=["day"], expect=actions, cron="0 3 * * *", time="at")  # type: ignore[arg-type]
+    def spent(orders: lp.Changes["silver.orders"]) -> Any: ...  # type: ignore[valid-type]
+
+    header = "".join(f"-- expect: {condition} | {action}\n" for condition, action in actions.items())
+    header += "-- keys: id\n-- incremental: merge\n-- partitions: day\n-- cron: 0 3 * * *\n-- time: at\n"
+    in_sql = sql_model("spent", f"{header}select * from {{{{ changes('silver.orders') }}}}")
+
+    assert actions == model_of(spent).options.expect
+    assert in_sql.options == model_of(spent).options
+
+
+@pytest.mark.parametrize(
+    ("options", "reported"),
+    [
+        ({"expect": {"total >= 0": "shout"}}, "shout"),
+        ({"incremental": "merge"}, "needs keys"),
+        ({"every": "5m", "cron": "* * * * *"}, "both every and cron"),
+        ({"cron": "61 * * * *"}, "minute between 0 and 59"),
+    ],
+)
+def test_options_of_a_python_model_are_refused_as_those_of_a_sql_one(options: dict[str, Any], reported: str) -> None:
+    """With the name of the model."""
+    with pytest.raises(BadModel, match=reported):
+
+        @lp.table(**options)
+        def spent(orders: lp.Table["silver.orders"]) -> Any: ...  # type: ignore[valid-type]
+
+        model_of(spent).check()
+
+
+def test_a_circle_through_both_languages_is_refused() -> None:
+    """The graph knows no language."""
+
+    @lp.table
+    def a(rows: lp.Table["gold.b"]) -> Any: ...  # type: ignore[valid-type]
+
+    with pytest.raises(BadModel, match="in a circle"):
+        graph_of([model_of(a), model("b", "gold.a")], {"orders"})
+
+
 def test_statements_of_sparks_declarative_pipelines_are_models_as_they_are() -> None:
     """A materialized view is replaced whole; a streaming table gets the changes of the streams it reads."""
     view = sql_model(

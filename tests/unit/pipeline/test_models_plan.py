@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -132,13 +133,52 @@ def test_a_backfill_moves_no_offset() -> None:
         ("0 0 13 * 5", "2026-11-14T00:00:00", "2026-11-20T00:00:00"),
         ("0 12 * * 7", "2026-11-17T00:00:00", "2026-11-22T12:00:00"),
         ("0 0 29 2 *", "2026-01-01T00:00:00", "2028-02-29T00:00:00"),
+        ("0 0 13 * 5", "2026-11-12T00:00:00", "2026-11-13T00:00:00"),
+        ("0 0 1-31 * 1", "2026-11-17T00:00:00", "2026-11-18T00:00:00"),
+        ("0 0 13 * 0-7", "2026-11-17T00:00:00", "2026-11-18T00:00:00"),
+        ("0 0 */2 * 1", "2026-11-17T00:00:00", "2026-11-23T00:00:00"),
+        ("0 0 1 * */7", "2026-11-17T00:00:00", "2027-08-01T00:00:00"),
+        ("5/20 23 31 12 *", "2026-12-31T23:45:00", "2027-12-31T23:05:00"),
     ],
 )
 def test_cron_gives_the_next_minute_in_utc(text: str, after: str, expected: str) -> None:
-    """Lists, spans, steps, Sunday by both numbers, and day or weekday where both are given."""
+    """Lists, spans, steps, Sunday by both numbers, and day or weekday where neither field begins with `*`."""
     found = Cron.parse(text).after(datetime.fromisoformat(f"{after}+00:00"))
 
     assert datetime.fromisoformat(f"{expected}+00:00") == found
+
+
+def test_cron_knows_no_summer_time() -> None:
+    """A daily run is 24 hours after the last, also on the days when Europe and America change their clocks."""
+    at, cron = datetime(2026, 3, 1, 1, 30, tzinfo=UTC), Cron.parse("30 1 * * *")
+
+    for day in range(1, 365):
+        found = cron.after(at)
+        assert found == datetime(2026, 3, 1, 1, 30, tzinfo=UTC) + timedelta(days=day)
+        at = found
+    berlin = datetime(2026, 3, 29, 1, 30, tzinfo=ZoneInfo("Europe/Berlin"))  # 00:30 UTC, half an hour before the change
+    assert datetime(2026, 3, 29, 1, 30, tzinfo=UTC) == cron.after(berlin)
+
+
+@pytest.mark.parametrize(
+    "field", ["0,", ",", "0,,5", "5-", "-5", "/5", "5/", "*/0", "1_0", "+5", "5-1", "٥", "*5", "60"]
+)
+def test_what_is_no_field_of_cron_is_refused(field: str) -> None:
+    """An empty element is not every minute."""
+    with pytest.raises(BadModel, match="is no minute"):
+        Cron.parse(f"{field} * * * *")
+
+
+def test_runs_that_were_missed_while_nothing_ran_are_made_once() -> None:
+    """After three days: one run at once, and the next at its own time."""
+    hour_ms = 3_600_000
+    last = int(datetime(2026, 11, 14, 3, 0, tzinfo=UTC).timestamp() * 1000)
+    back = last + 80 * hour_ms  # 11:00, three days later
+    for options, next_h in ((ModelOptions(cron="0 3 * * *"), 16), (ModelOptions(every="1d"), 24)):
+        assert due(options, last_ms=last, now_ms=back, moved=False)
+        assert [False, True] == [
+            due(options, last_ms=back, now_ms=back + hours * hour_ms, moved=False) for hours in (next_h - 0.1, next_h)
+        ]
 
 
 def test_a_worker_runs_a_model_when_it_is_due() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lakebed.core.feed import FeedSlice, Limit
 from lakebed.pipeline.bronze.numbering import StepNote, TakenNumbers, looked_back, note_of, plan
+from lakebed.pipeline.settings import BronzeSettings
 
 ranges = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda at: (at[0], at[0] + at[1]))
 
@@ -42,6 +43,13 @@ def test_a_limit_takes_the_first_and_says_that_more_waits() -> None:
     step = plan([piece(n) for n in range(5)], [], Limit(objects=2))
 
     assert (2, True) == (len(step.works), step.cut)
+
+
+def test_one_step_takes_many_thousand_batches() -> None:
+    """The usual limit is far above 2,000 objects, where one commit a minute falls behind 33 batches a second."""
+    step = plan([piece(n) for n in range(15_000)], [], BronzeSettings().limit)
+
+    assert (15_000, False) == (len(step.works), step.cut)
 
 
 @given(st.lists(ranges, max_size=30), st.integers(0, 30))

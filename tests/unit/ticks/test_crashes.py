@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.core.runs import RunReader
+from lakebed.gateway.state import state_of
 from lakebed.ticks import paths
 from lakebed.ticks.audit import COMMITTED, AuditRow
 from lakebed.ticks.audit.bucket import BucketAudit
@@ -24,6 +25,7 @@ from lakebed.ticks.finalizer import FOOTERS_AT_ONCE
 from lakebed.ticks.model import TickId
 from lakebed.ticks.queue.sqs import SqsQueue
 from lakebed.ticks.receiver import register_of
+from lakebed.ticks.routes import FINALIZE_S
 from lakebed.ticks.settings import TicksSettings
 from support.tick_fixtures import ORG, PROJECT, TICK, CountingBronze, Service, context_of, manifest, parquet, serving
 
@@ -211,6 +213,66 @@ async def test_a_replica_that_lost_its_project_is_fenced_and_the_other_commits_o
     assert (425, 200, 503) == (early.status_code, taken.status_code, late.status_code)
     assert taken.content == again.content
     assert 5 == len(await other.rows())
+
+
+async def test_a_finalize_under_way_at_a_stop_has_30_seconds_and_is_then_left_to_another_replica() -> None:
+    """Only a stop limits it: then 503 after 30 s, and while the first still drains another replica commits once."""
+    clock = ManualClock()
+    context = context_of(clock=clock)
+    going = asyncio.Event()
+
+    class Endless:
+        async def commit(self, tick: Any) -> Any:
+            going.set()
+            await asyncio.Event().wait()
+
+    async with serving(context, bronze=Endless()) as stopped:
+        other = Service(context_of(context.store, clock=clock, node="node-2", seed=2))
+        other.secrets = stopped.secrets
+        manifest_ = await stopped.upload()
+        first = asyncio.create_task(stopped.finalize(manifest_))
+        await going.wait()
+        await clock.advance(100.0)
+        unlimited = not first.done()
+
+        state_of(stopped.app).stopping.set()
+        await clock.advance(FINALIZE_S - 0.1)
+        within = not first.done()
+        await clock.advance(0.2)
+        assert first.done()
+        early = await other.finalize(manifest_)
+        await clock.advance(TicksSettings().lease_s)
+        taken = await other.finalize(manifest_)
+
+    assert (True, True, 30.0) == (unlimited, within, FINALIZE_S)
+    assert (503, "unavailable") == ((await first).status_code, (await first).json()["code"])
+    assert (425, 200, 5) == (early.status_code, taken.status_code, len(await other.rows()))
+
+
+async def test_a_finalize_that_ends_within_the_drain_answers_as_ever() -> None:
+    """A stop does not cut it, and nothing of the budget is left behind."""
+    clock = ManualClock()
+    context = context_of(clock=clock)
+    going, may_end = asyncio.Event(), asyncio.Event()
+    inner = FakeBronze(context)
+
+    class Slow:
+        async def commit(self, tick: Any) -> Any:
+            going.set()
+            await may_end.wait()
+            return await inner.commit(tick)
+
+    async with serving(context, bronze=Slow()) as service:
+        before = asyncio.all_tasks()
+        manifest_ = await service.upload()
+        first = asyncio.create_task(service.finalize(manifest_))
+        await going.wait()
+        state_of(service.app).stopping.set()
+        await clock.advance(FINALIZE_S - 1)
+        may_end.set()
+
+        assert (200, 5) == ((await first).status_code, (await first).json()["rows_inserted"])
+        assert before == asyncio.all_tasks()
 
 
 async def test_ten_finalizes_of_one_org_run_one_after_another() -> None:

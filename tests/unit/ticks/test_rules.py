@@ -46,8 +46,8 @@ from lakebed.ticks.model import (
 from lakebed.ticks.outbox import Outbox, OutboxTick
 from lakebed.ticks.queue import ReceivedMessage, bucket, encode
 from lakebed.ticks.queue.bucket import QueuedMessage, Shard
+from lakebed.ticks.routes import FINALIZE_S
 from lakebed.ticks.settings import TicksSettings
-from lakebed.wiring.ticks import FINALIZE_S
 from support.tick_fixtures import parquet, sha
 
 OF = TickId("acme", "shop", "t-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -10,6 +11,7 @@ import msgspec
 from lakebed.pipeline.models.definition import BadModel, ModelOptions
 
 FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
+ELEMENT = re.compile(r"(?:\*|([0-9]+)(?:-([0-9]+))?)(?:/([0-9]+))?")
 YEARS_MAX = 4  # an expression that matches no moment of so long, such as 30 February, is refused
 
 
@@ -46,23 +48,21 @@ class Cron(msgspec.Struct, frozen=True):
         return None
 
     def _day(self, at: datetime) -> bool:
-        """Where day and weekday are both given, either is enough, as in every cron."""
+        """Either of day and weekday is enough, unless one of them begins with `*`, as in every cron."""
         by_day, by_weekday = at.day in self.fields[2], at.isoweekday() % 7 in {one % 7 for one in self.fields[4]}
-        every_day, every_weekday = len(self.fields[2]) == 31, len(self.fields[4]) == 8
-        return by_day or by_weekday if not every_day and not every_weekday else by_day and by_weekday
+        _, _, day, _, weekday = self.text.split()
+        return by_day and by_weekday if "*" in (day[0], weekday[0]) else by_day or by_weekday
 
 
 def _values(text: str, name: str, low: int, high: int) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
-        span, _, step = part.partition("/")
-        begin, _, end = ("", "", "") if span == "*" else span.partition("-")
-        try:
-            first = int(begin) if begin else low
-            last = int(end) if end else (first if begin and not step else high)
-            every = int(step) if step else 1
-        except ValueError:
-            raise BadModel(f"cron: {part!r} is no {name}") from None
+        parsed = ELEMENT.fullmatch(part)
+        if parsed is None:
+            raise BadModel(f"cron: {part!r} is no {name}", hint="such as *, 5, 1-5, */15 or 1,15")
+        begin, end, step = parsed.groups()
+        first, every = int(begin or low), int(step or 1)
+        last = int(end) if end else first if begin and not step else high
         if not (low <= first <= last <= high) or every < 1:
             raise BadModel(f"cron: {part!r} is no {name} between {low} and {high}")
         found |= set(range(first, last + 1, every))
