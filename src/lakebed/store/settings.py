@@ -103,3 +103,10 @@ class StoreSettings(Section, frozen=True):
             raise Contradiction("store.url", "store.endpoint", "a store in memory has no endpoint")
         if not self.url.startswith(("s3://", "gs://", "az://", "memory:")):
             raise Contradiction("store.url", "store.url", f"{self.url!r} is not s3://, gs://, az:// or memory:")
+        _, _, folder = self.url.partition("://")[2].rstrip("/").partition("/")
+        if folder:
+            raise Contradiction(
+                "store.url",
+                "store.prefix",
+                f"{self.url!r} names a folder: name the bucket alone, and {folder!r} in store.prefix",
+            )

@@ -272,6 +272,7 @@ async def test_a_year_of_windows_reads_tens_of_objects() -> None:
     answer = await ask(store, clock, "cpu", 3600, from_ns, end_ns)
 
     assert by_hand([each for each in reported if each[1].time_ns >= from_ns], "cpu", 3600) == shown(answer)
+    assert {"counter"} == {series.kind for series in answer.series}  # also after both merges
     assert 7 * weeks == chunks
     assert 12 + 27 == answer.sources["rollup"] == len([key for key in store.gets if key.endswith(".lmrollup.zst")])
     assert len(store.gets) + len(store.lists) < 100, (store.gets, store.lists)
