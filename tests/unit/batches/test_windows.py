@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.batches import paths, sources
+from lakebed.batches import metric_names, paths, sources
 from lakebed.batches import window_query as rollups
 from lakebed.batches.matchers import MATCHERS_MAX, PATTERN_CHARS_MAX, Matcher, Selector, parse, query_labels
 from lakebed.batches.model import BatchIdentity, Kind, Sample, write_record
@@ -449,3 +449,18 @@ async def test_a_query_reads_as_many_chunks_as_its_range_has(monkeypatch: pytest
 
     assert (2100, [2100]) == (answer.sources["rollup"], [each.count for each in answer.series[0].buckets])
     assert ["read without the live state of other collectors" in why for why in answer.why_partial] == [True]
+
+
+@pytest.mark.parametrize(("most", "told"), [(2, False), (1, True)])
+async def test_names_say_when_not_all_series_were_counted(
+    monkeypatch: pytest.MonkeyPatch, most: int, told: bool
+) -> None:
+    """Every metric is named beyond the limit too; a series that comes again does not count against it."""
+    monkeypatch.setattr(metric_names, "SERIES_MAX", most)
+    store, clock = await rolled([*samples(0, 60, host="a"), *samples(1, 61, host="b")], samples(2, metric="z"))
+
+    end_ns = HOUR_NS + 3600 * SECOND_NS
+    names = await metric_names.metric_names(make_sources(store, clock), HOUR_NS, end_ns, clock.now_ns())
+
+    assert [METRIC, "z"] == [each.metric for each in names.metrics]
+    assert (most, told) == (names.metrics[0].series, any("more than 1 series" in why for why in names.why_partial))
