@@ -62,7 +62,10 @@ class StoreSettings(Section, frozen=True):
     ] = ""
     encryption: Annotated[
         Literal["", "AES256", "aws:kms", "aws:kms:dsse"],
-        describe("Asks the store for server-side encryption of every object; empty leaves it to the bucket's default."),
+        describe(
+            "Asks the store for server-side encryption of every object, except those that Spark's executors write; "
+            "empty leaves it to the bucket's default."
+        ),
     ] = ""
     timeout_s: Annotated[float, describe("Limits the total time of one request to the store.")] = 20.0
     connect_timeout_s: Annotated[float, describe("Limits the time to open a connection to the store.")] = 3.0
