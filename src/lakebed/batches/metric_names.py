@@ -37,10 +37,19 @@ class MetricNames(msgspec.Struct, frozen=True):
 async def metric_names(sources: SampleSources, from_ns: int, to_ns: int, through_ns: int) -> MetricNames:
     """Every metric with samples in [from_ns, to_ns), by name."""
     found: dict[str, set[tuple[Any, ...]]] = {}
+    counted, full = 0, False
 
     def add(metric: str, agent_id: str, labels: list[tuple[str, str]]) -> None:
-        if sum(map(len, found.values())) < SERIES_MAX or metric not in found:
-            found.setdefault(metric, set()).add((agent_id, *sorted(labels)))
+        nonlocal counted, full
+        series = (agent_id, *sorted(labels))
+        known = found.setdefault(metric, set())
+        if series in known:
+            return
+        if counted < SERIES_MAX or not known:
+            known.add(series)
+            counted += 1
+        else:
+            full = True
 
     def take(batch: Batch) -> None:
         columns = batch.columns
@@ -60,6 +69,8 @@ async def metric_names(sources: SampleSources, from_ns: int, to_ns: int, through
                 add(row["metric"], row["agent_id"], list(row["labels"]))
     await sources.note_removed(reading, from_ns)
     why = reading.why()
+    if full:
+        why.append(f"more than {SERIES_MAX} series: every metric is named, and not all series and labels are counted")
     return MetricNames(bool(why), why, [_row(metric, found[metric]) for metric in sorted(found)])
 
 

@@ -62,7 +62,10 @@ class StoreSettings(Section, frozen=True):
     ] = ""
     encryption: Annotated[
         Literal["", "AES256", "aws:kms", "aws:kms:dsse"],
-        describe("Asks the store for server-side encryption of every object; empty leaves it to the bucket's default."),
+        describe(
+            "Asks the store for server-side encryption of every object, except those that Spark's executors write; "
+            "empty leaves it to the bucket's default."
+        ),
     ] = ""
     timeout_s: Annotated[float, describe("Limits the total time of one request to the store.")] = 20.0
     connect_timeout_s: Annotated[float, describe("Limits the time to open a connection to the store.")] = 3.0
@@ -103,3 +106,10 @@ class StoreSettings(Section, frozen=True):
             raise Contradiction("store.url", "store.endpoint", "a store in memory has no endpoint")
         if not self.url.startswith(("s3://", "gs://", "az://", "memory:")):
             raise Contradiction("store.url", "store.url", f"{self.url!r} is not s3://, gs://, az:// or memory:")
+        _, _, folder = self.url.partition("://")[2].rstrip("/").partition("/")
+        if folder:
+            raise Contradiction(
+                "store.url",
+                "store.prefix",
+                f"{self.url!r} names a folder: name the bucket alone, and {folder!r} in store.prefix",
+            )

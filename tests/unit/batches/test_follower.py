@@ -217,3 +217,27 @@ async def test_whatever_a_look_cannot_read_is_not_in_live_state_and_live_state_s
 
     assert 2 == await follower.poll()
     assert rows[1].accepted_at_unix_ns == live.evicted_through_ns
+
+
+async def test_a_look_lists_the_overlap_and_what_came_since_not_the_hour(manual_clock: ManualClock) -> None:
+    """Late in a busy hour: the entries before the overlap are not listed again."""
+    listed: list[str] = []
+
+    class Listing(MemoryStore):
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Any]:
+            async for info in super().list(prefix, after=after):
+                listed.append(info.key)
+                yield info
+
+    hour_ns = 3600 * SECOND_NS
+    await manual_clock.advance((hour_ns - manual_clock.now_ns() % hour_ns) / SECOND_NS + 500)
+    store = Listing(clock=manual_clock)
+    for n in range(40):
+        await accept(store, frame_of(n * 10, n * 10 + 9), manual_clock.now_ns() - (400 - 10 * n) * SECOND_NS)
+    follower, _ = _made(store, manual_clock)
+    first = await follower.poll()
+    before = len(listed)
+    await accept(store, frame_of(400, 409), manual_clock.now_ns())
+
+    assert (40, 1) == (first, await follower.poll())
+    assert 7 == len(listed[before:])  # six of the last 60 s, and the new one

@@ -23,14 +23,16 @@ from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.model import LATE_NS, BatchIdentity
 from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
+from lakebed.batches.retention import BatchRetention
 from lakebed.batches.segments import pack
 from lakebed.batches.settings import ReconcilerSettings
+from lakebed.batches.settled import WAIT_S
 from lakebed.batches.workers import sweeper_store
 from lakebed.cli.main import run
 from lakebed.core import trail
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Denied, Invalid
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction, Settings
@@ -40,6 +42,8 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.store.settings import StoreSettings
 from support.batch_frames import START_NS, frame_of, submit
+from support.batches_gateway import collector
+from support.rollup_fixtures import make_roller
 from support.runtimes import runtime_of, runtime_on
 
 ROLES = {"collectors": ["arn:aws:iam::1:role/collector"], "sweepers": ["arn:aws:iam::1:role/gc"]}
@@ -384,3 +388,64 @@ async def test_the_note_of_a_late_row_is_stored_before_the_row(manual_clock: Man
     await writes.stop()
 
     assert [ROLLUP_WORK.split("/")[0], paths.ACCEPTED_INDEX.split("/")[0]] == order
+
+
+class Guarded(MemoryStore):
+    """A bucket in memory under the printed policy, for the role that asks."""
+
+    def __init__(self, clock: ManualClock, made: dict[str, Any]) -> None:
+        super().__init__(clock=clock)
+        self.made, self.who = made, ROLES["collectors"][0]
+        self.put, self.deleted = set[str](), set[str]()
+
+    def ask(self, action: str, key: str, **headers: str) -> None:
+        create = {"ObjectCreationOperation": "true"} if action == "s3:PutObject" else {}
+        if is_denied(self.made, self.who, action, f"arn:aws:s3:::lake/{key}", **create, **headers):
+            raise Denied(f"{self.who} {action} {key}")
+        (self.put if create else self.deleted).add(key.split("/v1/")[0])
+
+    async def create(self, key: str, data: bytes) -> Any:
+        self.ask("s3:PutObject", key, if_none_match="*")
+        return await super().create(key, data)
+
+    async def replace(self, key: str, data: bytes, etag: Any) -> Any:
+        self.ask("s3:PutObject", key)
+        return await super().replace(key, data, etag)
+
+    async def delete(self, key: str) -> None:
+        self.ask("s3:DeleteObject", key)
+        await super().delete(key)
+
+
+async def test_collectors_and_garbage_collection_do_their_work_under_the_printed_policy(
+    manual_clock: ManualClock,
+) -> None:
+    """Accept, quarantine, hold, index, reconcile, roll up and merge as a collector; release and retention as the role
+    that may delete. What a collector must not do is denied."""
+    store = Guarded(manual_clock, bucket_policy("lake", retention=True, conditional_blobs=True, **ROLES))
+    runtime = runtime_on(store, manual_clock)
+    async with collector(store, clock=manual_clock) as (client, part):
+        answers = [await client.post("/v1/batches", content=frame_of(value=value)) for value in (1.0, 1.0, 2.0)]
+        (conflict,) = await part.review.list()
+        await part.review.resolve(conflict.conflict_id, "quarantine_boot", "cloned", "ann")
+        await part.derived_writes.drain()
+        with pytest.raises(Denied, match="DeleteObject quarantine/v1/held/"):
+            await part.review.release("agent-a", "boot-1")
+        store.who = ROLES["sweepers"][0]
+        await part.review.release("agent-a", "boot-1")
+    store.who = ROLES["collectors"][0]
+    for _ in range(3):
+        await manual_clock.advance(40 * 86_400)
+        await make_roller(store, manual_clock).run()
+    store.who = ROLES["sweepers"][0]
+    for _ in range(3):
+        await BatchRetention(runtime, retention_days=10.0, owner="r").run()
+        await manual_clock.advance(WAIT_S)
+
+    assert [200, 200, 409] == [answer.status_code for answer in answers]
+    assert {"accepted", "raw-blobs", "quarantine", "settled", "rollup", "rollup-merged"} <= store.put
+    assert {"accepted", "raw-blobs", "quarantine"} <= store.deleted
+    for key in (paths.ACCEPTED, paths.RAW_BLOBS, paths.QUARANTINE, "keys/v1/keys.json", "tables/x"):
+        store.who = ROLES["collectors"][0]
+        with pytest.raises(Denied):
+            await store.delete(key)

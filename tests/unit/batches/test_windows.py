@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
-from lakebed.batches import paths, sources
+from lakebed.batches import metric_names, paths, sources
 from lakebed.batches import window_query as rollups
 from lakebed.batches.matchers import MATCHERS_MAX, PATTERN_CHARS_MAX, Matcher, Selector, parse, query_labels
 from lakebed.batches.model import BatchIdentity, Kind, Sample, write_record
@@ -20,9 +22,10 @@ from lakebed.core.errors import Conflict, Invalid, Overloaded
 from lakebed.rollups import generations
 from lakebed.rollups.codec.chunk import decode_rollup, pack, rollup_schema_v1
 from lakebed.rollups.model import Generation, RollupManifest, RollupState
-from lakebed.rollups.paths import GENERATION_DIGITS, MANIFESTS, ROLLUP
+from lakebed.rollups.paths import GENERATION_DIGITS, MANIFESTS, ROLLER_STATE, ROLLUP, rollup_folder
 from lakebed.rollups.reader import CoverageSnapshot
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import read_record
 from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, make_sources, shown
 from support.runtimes import runtime_on
 
@@ -428,3 +431,36 @@ async def test_the_kind_of_a_series_survives_in_rollups(manual_clock: ManualCloc
         kinds[metric] = ([series.kind for series in answer.series], answer.sources["rollup"], answer.sources["raw"])
 
     assert {"requests": (["counter"], 1, 1), "load": (["gauge"], 1, 1)} == kinds
+
+
+async def test_a_query_reads_as_many_chunks_as_its_range_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 2,000 of one hour, none merged yet: every one of them counts."""
+    monkeypatch.setattr(rollups, "decode_rollup", functools.cache(decode_rollup))  # they have the same bytes
+    store, clock = await rolled(samples(0))
+    folder = rollup_folder(60, paths.hour_of(HOUR_NS), METRIC)
+    (made,) = [info.key async for info in store.list(folder)]
+    chunk, state = (await store.get(made)).data, await store.get(ROLLER_STATE)
+    for number in range(2, 2101):
+        await store.create(f"{folder}{number:012d}-x-000.lmrollup.zst", chunk)
+    more = msgspec.structs.replace(read_record(state, RollupState), committed=2100)
+    await store.replace(ROLLER_STATE, write_record(more), state.info.etag)
+
+    answer = await ask(store, clock, METRIC, 60, HOUR_NS, HOUR_NS + 60 * SECOND_NS)
+
+    assert (2100, [2100]) == (answer.sources["rollup"], [each.count for each in answer.series[0].buckets])
+    assert ["read without the live state of other collectors" in why for why in answer.why_partial] == [True]
+
+
+@pytest.mark.parametrize(("most", "told"), [(2, False), (1, True)])
+async def test_names_say_when_not_all_series_were_counted(
+    monkeypatch: pytest.MonkeyPatch, most: int, told: bool
+) -> None:
+    """Every metric is named beyond the limit too; a series that comes again does not count against it."""
+    monkeypatch.setattr(metric_names, "SERIES_MAX", most)
+    store, clock = await rolled([*samples(0, 60, host="a"), *samples(1, 61, host="b")], samples(2, metric="z"))
+
+    end_ns = HOUR_NS + 3600 * SECOND_NS
+    names = await metric_names.metric_names(make_sources(store, clock), HOUR_NS, end_ns, clock.now_ns())
+
+    assert [METRIC, "z"] == [each.metric for each in names.metrics]
+    assert (most, told) == (names.metrics[0].series, any("more than 1 series" in why for why in names.why_partial))

@@ -287,16 +287,17 @@ def test_a_policy_file_is_read_from_disk_or_from_stdin(tmp_path: Path, monkeypat
 
 
 def test_a_bucket_policy_names_its_roles_and_the_settings_bucket(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bucket is that of store.url unless it is named; every flag reaches the policy."""
-    monkeypatch.setenv("LAKEBED_STORE_URL", "s3://mine/below")
+    """The bucket is that of store.url unless it is named, below store.prefix; every flag reaches the policy."""
+    monkeypatch.setenv("LAKEBED_STORE_URL", "s3://mine/")
+    monkeypatch.setenv("LAKEBED_STORE_PREFIX", "below")
     roles = ("--collector", "arn:aws:iam::1:role/c", "--gc", "arn:aws:iam::1:role/g")
 
     _, plain, _ = shell("bucket", "policy", *roles)
     _, other, _ = shell("bucket", "policy", *roles, "--bucket", "other")
     _, strict, _ = shell("bucket", "policy", *roles, "--encryption", "aws:kms", "--conditional-blobs")
 
-    assert "arn:aws:s3:::mine/" in plain and "mine/below" not in plain
-    assert "arn:aws:s3:::other/" in other and ":::mine" not in other
+    assert plain.count("arn:aws:s3:::") == plain.count("arn:aws:s3:::mine/below/") > 0
+    assert "arn:aws:s3:::other/below/accepted/v1/" in other and ":::mine" not in other
     assert "role/c" in plain and "role/g" in plain
     assert "aws:kms" in strict and "aws:kms" not in plain
     assert len(json.loads(strict)["Statement"]) > len(json.loads(plain)["Statement"])

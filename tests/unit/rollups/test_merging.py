@@ -247,3 +247,32 @@ async def test_a_generation_is_committed_only_after_its_days_left_the_register()
 
     answer = await ask(store, clock, "cpu", 300, BEGIN_NS, BEGIN_NS + 2 * DAY_NS)
     assert by_hand(reported, "cpu", 300) == shown(answer)
+
+
+async def test_a_year_of_windows_reads_tens_of_objects() -> None:
+    """A list and a chunk for each month, and for each day of the one that runs; the other chunks are not looked at."""
+    clock = ManualClock(BEGIN_NS)
+    store = CountingStore(clock=clock)
+    weeks, reported = 56, list[tuple[str, Sample]]()
+    for week in range(weeks):
+        some = samples(BEGIN_NS + 7 * week * DAY_NS, 7, 86_400)
+        reported += [("a", sample) for sample in some]
+        await clock.advance(7 * 86_400)
+        await accept(store, frame("a", 7 * week, some), clock.now_ns())
+        await make_roller(store, clock, windows_s=(3600,)).run()
+    for _ in range(3):
+        await clock.advance(3600)
+        await make_roller(store, clock, windows_s=(3600,)).run()
+    end_ns = BEGIN_NS + 7 * weeks * DAY_NS
+    from_ns = end_ns - 365 * DAY_NS
+    chunks = len([info.key async for info in store.list(paths.ROLLUP)])
+    store.gets.clear()
+    store.lists.clear()
+
+    answer = await ask(store, clock, "cpu", 3600, from_ns, end_ns)
+
+    assert by_hand([each for each in reported if each[1].time_ns >= from_ns], "cpu", 3600) == shown(answer)
+    assert {"counter"} == {series.kind for series in answer.series}  # also after both merges
+    assert 7 * weeks == chunks
+    assert 12 + 27 == answer.sources["rollup"] == len([key for key in store.gets if key.endswith(".lmrollup.zst")])
+    assert len(store.gets) + len(store.lists) < 100, (store.gets, store.lists)

@@ -103,3 +103,15 @@ def test_a_multi_region_access_point_is_refused(given: dict[str, str]) -> None:
     """It routes a conditional create to any of its buckets, so two may succeed."""
     with pytest.raises(Contradiction, match="name one bucket"):
         StoreSettings.of(given)
+
+
+@pytest.mark.parametrize("url", ["s3://lake/prod", "s3://lake/a/b/", "gs://lake/prod", "az://lake/prod"])
+def test_a_folder_is_named_by_the_prefix_alone(url: str) -> None:
+    """The store would write below it, while the bucket policy, doctor, notifications and Spark look without it."""
+    with pytest.raises(Contradiction, match=r"store\.url and store\.prefix: .* names a folder"):
+        StoreSettings.of({"url": url})
+
+
+def test_a_lake_whose_folder_moves_from_the_url_to_the_prefix_is_the_same_lake() -> None:
+    """The location that its authority object names stays, so the correction asks for nothing else."""
+    assert "s3://lake/prod" == StoreSettings.of({"url": "s3://lake/", "prefix": "prod"}).location

@@ -12,7 +12,7 @@ from lakebed.core.errors import Conflict, Corrupt, Fenced, Invalid
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction
-from lakebed.store import authority, prices
+from lakebed.store import admin, authority, prices
 from lakebed.store.admin import LifecycleRule, _rule
 from lakebed.store.authority import AUTHORITY_KEY, Authority
 from lakebed.store.connect import PrefixedStore, connect
@@ -157,3 +157,40 @@ def test_a_write_is_known_while_its_writer_is_remembered() -> None:
 def test_a_lifecycle_rule_is_read_in_each_of_its_forms(rule: dict[str, Any], read: tuple[Any, ...]) -> None:
     """The prefix may be in a filter, in its conjunction or beside; only expiry expires."""
     assert LifecycleRule(*read) == _rule(rule)
+
+
+async def test_every_page_of_versions_is_read_for_delete_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under each prefix, to its last page; a marker that a later version covers hides nothing."""
+    asked: list[str] = []
+
+    class Versions:
+        def get_bucket_versioning(self, **_: Any) -> dict[str, str]:
+            return {"Status": "Suspended"}
+
+        def get_bucket_lifecycle_configuration(self, **_: Any) -> dict[str, Any]:
+            return {}
+
+        def get_bucket_policy(self, **_: Any) -> dict[str, str]:
+            return {"Policy": "{}"}
+
+        def get_bucket_replication(self, **_: Any) -> dict[str, Any]:
+            return {}
+
+        def get_paginator(self, name: str) -> Versions:
+            assert "list_object_versions" == name
+            return self
+
+        def paginate(self, *, Bucket: str, Prefix: str) -> Any:
+            asked.append(f"{Bucket}/{Prefix}")
+            for page in range(3):
+                yield {"DeleteMarkers": [{"Key": f"{Prefix}{page}", "IsLatest": page == 2}], "Versions": []}
+
+        def close(self) -> None:
+            return
+
+    monkeypatch.setattr(admin, "client", lambda _: Versions())
+
+    found = await admin.bucket_state(StoreSettings.of({"url": "s3://lake"}), ["a/", "b/"])
+
+    assert (True, ("a/2", "b/2")) == (found.versioned, found.delete_markers)
+    assert ["lake/a/", "lake/b/"] == asked
