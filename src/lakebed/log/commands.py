@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, as_operator, in_loop
-from lakebed.core.errors import LakebedError
+from lakebed.core.errors import Invalid, LakebedError
 
 if TYPE_CHECKING:
     from lakebed.log.broker import Broker
