@@ -15,6 +15,7 @@ from deltalake import write_deltalake
 import lakebed
 from lakebed.core.errors import Denied, Invalid, NotFound, Unauthenticated, Unavailable
 from lakebed.core.settings import Secret
+from lakebed.lake.connect import AsyncLake
 from lakebed.spark.location import Location
 from lakebed.store.settings import StoreSettings
 from support.gateway_process import Start, bucket_env
@@ -68,6 +69,8 @@ async def test_a_gateway_is_used_by_its_address_and_key(start: Start, bucket_set
                 stranger.topics()
 
     await asyncio.to_thread(use)
+    async with await lakebed.connect_async(gateway.url, key="a" * 32) as lake:
+        await reads_the_table(lake)
 
     gateway.process.kill()
     await gateway.ended()
@@ -80,6 +83,17 @@ async def test_a_gateway_is_used_by_its_address_and_key(start: Start, bucket_set
             lake.topics()
 
     await asyncio.to_thread(use_nothing)
+
+
+async def reads_the_table(lake: AsyncLake) -> None:
+    table = await lake.table("gold.shop.by_customer")
+    assert 1 == await table.version()
+    assert [1, 2] == sorted((await table.to_arrow(["id"])).column("id").to_pylist())
+    assert [1, 2] == sorted((await table.to_pandas())["id"]) == sorted((await table.to_polars())["id"])
+    assert [1] == (await table.at(0).head(5)).column("id").to_pylist()
+    assert [1, 0] == [each["version"] for each in await table.history()]
+    with pytest.raises(NotFound):
+        await lake.table("gold.shop.nothing")
 
 
 def write_tables(bucket_settings: StoreSettings) -> None:
@@ -98,6 +112,11 @@ def test_tables_are_frames_and_answer_sql(bucket_settings: StoreSettings, monkey
         key: value.reveal() if isinstance(value, Secret) else value for key, value in bucket_settings.as_layer().items()
     }
 
+    async def read() -> None:
+        async with await lakebed.connect_async(settings=layer) as opened:
+            await reads_the_table(opened)
+
+    asyncio.run(read())
     with lakebed.connect(settings=layer) as lake:
         table = lake.tables["gold.shop.by_customer"]
 

@@ -296,12 +296,10 @@ class Lake:
     @property
     def tables(self) -> LakeTables:
         """`lake.tables["gold/shop/by_customer"]`; iterate for the names. From the bucket, or through the gateway."""
-        from lakebed.lake.tables import LakeTable, LakeTables, RemoteTable
+        from lakebed.lake.tables import LakeTables
 
-        def made(name: str) -> Any:
-            if self._lake.reads:
-                return LakeTable(self._lake.context, name)
-            return RemoteTable(lambda path, params: self._loop.run(self._lake.ask(path, params)), name)
+        def made(path: str) -> Any:
+            return self._lake.open_table(path, lambda asked, params: self._loop.run(self._lake.ask(asked, params)))
 
         return LakeTables(made, lambda: self._loop.run(self._lake.table_rows()))
 
@@ -314,12 +312,7 @@ class Lake:
 
         Its `sql` knows tables by their names: `lake.spark().sql("select … from silver.shop.orders")`.
         """
-        from lakebed.pipeline.tables.sql import SqlTables
-        from lakebed.spark.session import open_session
-        from lakebed.spark.settings import SparkSettings
-
-        settings = self._lake.context.settings
-        return SqlTables(open_session(settings.of(SparkSettings)), settings).install()
+        return self._lake.spark()
 
     def close(self) -> None:
         """Finishes what is under way and ends the connections."""

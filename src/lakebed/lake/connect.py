@@ -25,6 +25,7 @@ from lakebed.ticks.settings import TicksSettings
 
 if TYPE_CHECKING:
     from lakebed.core.context import Context
+    from lakebed.lake.tables import Ask, AsyncTable, LakeTable, RemoteTable
     from lakebed.pipeline.tables.view import TableRow
 
 # Inside this process nobody has to be told apart: whoever can read the settings has the bucket.
@@ -74,6 +75,36 @@ class AsyncLake:
         if self.reads:
             return await Tables(self.context).all()
         return msgspec.json.decode(await self.ask("/v1/tables", []), type=list[TableRow])
+
+    async def table(self, name: str) -> AsyncTable:
+        """`await lake.table("gold/shop/by_customer")`, or with dots. Raises NotFound."""
+        from lakebed.lake.tables import AsyncTable, path_of
+
+        loop = asyncio.get_running_loop()
+
+        def ask(path: str, params: list[tuple[str, str]]) -> bytes:
+            """From the thread that reads the table."""
+            return asyncio.run_coroutine_threadsafe(self.ask(path, params), loop).result()
+
+        return AsyncTable(self.open_table(path_of(name, await self.table_rows()), ask))
+
+    def open_table(self, path: str, ask: Ask) -> LakeTable | RemoteTable:
+        """From the bucket where it is known, otherwise through the gateway, by `ask`."""
+        from lakebed.lake.tables import LakeTable, RemoteTable
+
+        return LakeTable(self.context, path) if self.reads else RemoteTable(ask, path)
+
+    def spark(self) -> Any:
+        """A Spark session with Lakebed's sources registered, on the settings' master.
+
+        Its `sql` knows tables by their names: `lake.spark().sql("select … from silver.shop.orders")`.
+        """
+        from lakebed.pipeline.tables.sql import SqlTables
+        from lakebed.spark.session import open_session
+        from lakebed.spark.settings import SparkSettings
+
+        settings = self.context.settings
+        return SqlTables(open_session(settings.of(SparkSettings)), settings).install()
 
     async def ask(self, path: str, params: list[tuple[str, str]]) -> bytes:
         """The bytes of a gateway's answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -124,6 +125,46 @@ def arrow_of(stream: bytes) -> Any:
     return pa.ipc.open_stream(stream).read_all()
 
 
+def path_of(name: str, rows: Sequence[TableRow]) -> str:
+    """The path of the table that a name with slashes or dots means. Raises NotFound."""
+    return resolve(name if "/" in name else name.replace(".", "/"), [row.name for row in rows])
+
+
+class AsyncTable:
+    """A table for asyncio programs: what a LakeTable or a RemoteTable reads, read in a thread."""
+
+    def __init__(self, table: LakeTable | RemoteTable) -> None:
+        self._table, self.name = table, table.name
+
+    def __repr__(self) -> str:
+        return f"Async{self._table!r}"
+
+    def at(self, version: int) -> AsyncTable:
+        """The table as it was at a version."""
+        return AsyncTable(self._table.at(version))
+
+    async def version(self) -> int:
+        return await asyncio.to_thread(lambda: self._table.version)
+
+    async def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+        """The rows, as an Arrow table."""
+        return await asyncio.to_thread(self._table.to_arrow, columns)
+
+    async def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
+        return await asyncio.to_thread(self._table.to_pandas, columns)
+
+    async def to_polars(self, columns: Sequence[str] | None = None) -> Any:
+        return await asyncio.to_thread(self._table.to_polars, columns)
+
+    async def head(self, rows: int) -> Any:
+        """The first rows, as an Arrow table."""
+        return await asyncio.to_thread(self._table.head, rows)
+
+    async def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """What each version did, newest first."""
+        return await asyncio.to_thread(self._table.history, limit)
+
+
 class LakeTables:
     """`lake.tables["gold/shop/by_customer"]`, or with dots: `gold.shop.by_customer`.
 
@@ -135,7 +176,7 @@ class LakeTables:
 
     def __getitem__(self, name: str) -> Any:
         """A LakeTable, or through a gateway a RemoteTable. Raises NotFound."""
-        return self._made(resolve(name if "/" in name else name.replace(".", "/"), [row.name for row in self._rows()]))
+        return self._made(path_of(name, self._rows()))
 
     def __iter__(self) -> Iterator[str]:
         return (row.name for row in self._rows())
