@@ -36,6 +36,8 @@ from lakebed.lifecycle.state import (
 from lakebed.lifecycle.workers import state_of
 from lakebed.store.memory import MemoryStore
 from support.console_site import site as console_site
+from support.lifecycle_harness import Harness
+from support.lifecycle_makers import rule
 from support.tick_fixtures import context_of
 
 DAY_NS = 86_400 * 10**9
@@ -288,3 +290,20 @@ async def test_a_summary_is_of_all_actions_and_reads_no_exceptions_of_those_that
 
     assert 2 * len(some) == found.actions > view.ROWS_MAX
     assert 1 == len([prefix for prefix in listed if "/pending/" in prefix])
+
+
+async def test_a_summary_says_when_the_policies_were_last_compiled() -> None:
+    """The instant of the worker that ran last: it moves on with each compilation, and with nothing else."""
+    world = Harness()
+    context = context_of(world.store, clock=world.clock)
+    await world.policy("b", rule(expiration_days=1))
+    assert 0 == (await view.summary(context)).last_engine_compiled_at_ns
+
+    await world.run_round()
+    first = (await view.summary(context)).last_engine_compiled_at_ns
+    await world.clock.advance(3600)
+    unchanged = (await view.summary(context)).last_engine_compiled_at_ns
+    await world.run_round()
+
+    assert first == unchanged == world.clock.now_ns() - 3600 * 1_000_000_000
+    assert world.clock.now_ns() == (await view.summary(context)).last_engine_compiled_at_ns
