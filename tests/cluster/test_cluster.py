@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
 from support.spark_cluster import Cluster, Processes, conf, start_connect
 
-STEP = Path(__file__).parents[1] / "support/slow_step.py"
+SUPPORT = Path(__file__).parents[1] / "support"
 SPARK_LANE = Path(__file__).parents[1] / "spark"
 DEADLINE_S = 900.0  # a minute or two on two idle cores, and ten times that on busy ones
 
@@ -100,30 +102,70 @@ def test_the_same_jobs_run_through_spark_connect(cluster: Cluster, processes: Pr
     assert ["connect"] == [app["name"] for app in cluster.state()["activeapps"]]
 
 
+def start_step(
+    script: str, cluster: Cluster, settings: StoreSettings, log: Path, *, dies_at: str = ""
+) -> subprocess.Popen[str]:
+    """A driver of its own, whose tasks run on the cluster; what it prints is for the test."""
+    layer = {**settings.as_layer(), "spark.master": cluster.master, "spark.conf": json.dumps(conf())}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "SPARK_"))}
+    env |= {env_name(key): str(value) for key, value in layer.items()}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "LAKEBED_SPARK_START_TIMEOUT_S": "400", "DIES_AT": dies_at}
+    with log.open("wb") as errors:
+        command = [sys.executable, str(SUPPORT / script)]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def result_of(step: subprocess.Popen[str]) -> Any:
+    """What it printed, when it has ended."""
+    try:
+        return json.loads(step.communicate(timeout=DEADLINE_S)[0] or "{}")
+    finally:
+        step.kill()
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("dies_at", ["before_the_log_entry", "after_the_log_entry"])
+def test_a_driver_killed_inside_its_commit_is_followed_by_one_that_finishes_or_finds_its_batch(
+    dies_at: str, cluster: Cluster, tmp_path: Path, bucket_settings: StoreSettings
+) -> None:
+    """kill -9 when the cluster's tasks have written a model's files: whether or not the log entry was written, the next
+    driver's run of the same batch leaves every key there once, with its exact count.
+    """
+    written = dies_at == "after_the_log_entry"
+    victim = start_step("model_step.py", cluster, bucket_settings, tmp_path / "victim.log", dies_at=dies_at)
+    before = result_of(victim)
+    assert -signal.SIGKILL == victim.returncode, (tmp_path / "victim.log").read_text()[-3000:]
+    heir = start_step("model_step.py", cluster, bucket_settings, tmp_path / "heir.log")
+    done = result_of(heir)
+    assert 0 == heir.returncode, (tmp_path / "heir.log").read_text()[-3000:]
+
+    found = done.pop("found")
+    assert (0, 1 if written else 0) == (before["version"], found["version"])
+    assert found["files"] > before["files"], "the tasks of the driver that died had written no file"
+    assert {"repeated": written, "written": 0 if written else 2000, "same_batch_repeated": True} == {
+        name: done.pop(name) for name in ("repeated", "written", "same_batch_repeated")
+    }
+    counts = {"6": 1000, "2": 1000}  # 4 orders of 1000 customers, then 2 of 2000
+    assert {"version": 1, "batch": 1, "rows": 2000, "keys": 2000, "customers_by_orders": counts} == done
+
+
 @pytest.mark.timeout(1200)
 def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing_of_its_result(
-    tmp_path: Path, bucket_settings: StoreSettings
+    cluster: Cluster, processes: Processes, tmp_path: Path, bucket_settings: StoreSettings
 ) -> None:
-    """kill -9 of a worker and its executor while tasks of the step run: they run again, and every key is there once."""
-    processes = Processes(tmp_path)
-    try:
-        cluster = Cluster(processes)
-        layer = {**bucket_settings.as_layer(), "spark.master": cluster.master, "spark.conf": json.dumps(conf())}
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "SPARK_"))}
-        env |= {env_name(key): str(value) for key, value in layer.items()}
-        env |= {"PYTHONPATH": os.pathsep.join(sys.path), "LAKEBED_SPARK_START_TIMEOUT_S": "400"}
-        with (tmp_path / "step.log").open("wb") as log:
-            step = subprocess.Popen([sys.executable, str(STEP)], env=env, stdout=subprocess.PIPE, stderr=log, text=True)
-        processes.adopt("step", step)
-        assert step.stdout is not None
-        assert "tasks" == step.stdout.readline().strip(), (tmp_path / "step.log").read_text()[-3000:]
+    """kill -9 of a worker and its executor while tasks of the step run: they run again, and every key is there once.
 
-        processes.kill("worker-1")
+    The last test: the cluster has one worker after it.
+    """
+    step = start_step("slow_step.py", cluster, bucket_settings, tmp_path / "step.log")
+    processes.adopt("step", step)
+    assert step.stdout is not None
+    assert "tasks" == step.stdout.readline().strip(), (tmp_path / "step.log").read_text()[-3000:]
 
-        done = json.loads(step.stdout.readline() or "{}")
-        alive = [each["state"] for each in cluster.state()["workers"]]
-    finally:
-        processes.stop()
+    processes.kill("worker-1")
+
+    done = json.loads(step.stdout.readline() or "{}")
+    alive = [each["state"] for each in cluster.state()["workers"]]
     expected = {"inserted": 2000, "replaced": 2000, "repeated": True, "rows": 6000, "keys": 6000}
     assert expected | {"notes": {"a": 2000, "b": 4000}} == done, (tmp_path / "step.log").read_text()[-3000:]
     assert 1 == alive.count("ALIVE")

@@ -13,6 +13,7 @@ from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.core.ids import Ids
 from lakebed.delta.model import TableSpec, WriteBatch
+from lakebed.pipeline.tables import rewrite
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
@@ -233,3 +234,24 @@ def test_delta_rs_may_write_beside_us(
     held = notes(table)
     assert len(held) == 15
     assert (held[11], held[12]) == ("theirs", "ours again")
+
+
+@pytest.mark.parametrize("keys_max", [100, 3], ids=["few", "many"])
+def test_columns_may_have_dots_and_backticks_in_their_names(
+    spark: SparkSession, opened: Open, monkeypatch: pytest.MonkeyPatch, keys_max: int
+) -> None:
+    """Headers of CSV files do. Spark itself took them for syntax; `count` is what it calls a column of its own."""
+    monkeypatch.setattr(rewrite, "KEYS_MAX", keys_max)
+    made = "1 AS count", "{} AS `a ``note.`"
+    rows = spark.range(0, 10).selectExpr("id AS `order.id`", made[0], made[1].format("concat('note ', id)"))
+    table = opened(TableSpec("silver/odd", rows.schema.json(), keys=("order.id", "count")))
+    table.append(rows)
+
+    coming = spark.range(8, 12).selectExpr("id AS `order.id`", made[0], made[1].format("'new'"))
+    result = table.upsert(coming)
+
+    assert (result.rows_inserted, result.rows_replaced) == (2, 2)
+    found = {(row[0], row[2]) for row in table.read().collect()}
+    assert found == {(id_, f"note {id_}") for id_ in range(8)} | {(id_, "new") for id_ in range(8, 12)}
+    with pytest.raises(Invalid, match="more than once"):
+        table.upsert(coming.union(coming))

@@ -16,7 +16,7 @@ STEPS: dict[str, tuple[type, str, bool]] = {
 }
 
 
-def deadly(kind: type, name: str, *, before: bool) -> None:
+def deadly(kind: object, name: str, *, before: bool) -> None:
     alive = getattr(kind, name)
 
     def dying(*args: Any, **named: Any) -> Any:

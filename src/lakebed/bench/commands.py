@@ -14,6 +14,7 @@ from lakebed.bench.harness import Bench, BenchEnvironment, BenchReport
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where
+from lakebed.core import logs
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Invalid
 from lakebed.core.ids import Ids
@@ -97,6 +98,7 @@ def bench(
     out
         folder for the results and the report of a load test.
     """
+    logs.configure("warning")  # a bench reports its own progress
     if scenario:
         return _load_test(name, scenario, out, where, output)
     held = True

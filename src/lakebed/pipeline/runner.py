@@ -66,6 +66,7 @@ class PipelineRunner:
         self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
         models: list[Model] = _read(self._settings.gold_folder, read_models)
         self.graph: Graph = graph_of(models, {contract.table for contract in self._contracts})
+        self.late: set[tuple[str, str, str]] = set()  # org, project, model: its last run with a tick did not make it
         waited = {word: model.file for model in models for word in model.options.lag}
         self._ingestion = Ingestion(context, self) if waited else None
         known = self._ingestion.words if self._ingestion else []
@@ -99,8 +100,12 @@ class PipelineRunner:
         versions: Mapping[str, int],
         *,
         anew: Collection[str] = (),
+        raises: bool = True,
     ) -> PipelineReport:
         """Brings these ticks to silver and gold, reading each bronze table at exactly its version. Idempotent.
+
+        Raises when silver fails; when a model fails, only with `raises`, and after all that could run have run. In
+        `lakebed work` models fail alone: silver is committed, and the worker of models makes them later.
 
         Ticks that an earlier job has brought along already (its version was later) are found done; what is made of the
         bronze tables in `anew` is computed again as a whole.
@@ -108,9 +113,9 @@ class PipelineRunner:
         if not self._contracts:  # everything stays in bronze: Spark is not needed
             return PipelineReport(tuple(tick_ids), without_contract=tuple(sorted(versions)))
         if tick_ids:
-            return self._run_silver(org_id, project_id, tick_ids, versions, anew)  # the rows of its ticks have the run
+            return self._run_silver(org_id, project_id, tick_ids, versions, anew, raises)  # its ticks have the run
         with self._runs.job(SILVER, f"{org_id}/{project_id}", {"org": org_id, "project": project_id}) as run:
-            report = self._run_silver(org_id, project_id, tick_ids, versions, anew)
+            report = self._run_silver(org_id, project_id, tick_ids, versions, anew, raises)
             run.rows_in = sum(each.rows_in for each in report.silver)
             run.rows_out = sum(each.good for each in report.silver)
             run.reason = ", ".join(f"{each.table}: {each.quarantined} quarantined" for each in report.silver)
@@ -125,6 +130,7 @@ class PipelineRunner:
         tick_ids: Sequence[str],
         versions: Mapping[str, int],
         anew: Collection[str],
+        raises: bool,
     ) -> PipelineReport:
         _, silver, gold = self._open()
         read = [Dataset(_key("bronze", org_id, project_id, name), version) for name, version in versions.items()]
@@ -135,8 +141,8 @@ class PipelineRunner:
                 run.wrote(_key("silver", *at), version=report.silver_version, rows=report.good)
                 run.wrote(_key("quarantine", *at), rows=report.quarantined)
         wanted = [model.name for model in gold.graph.models.values() if _by_tick(model)]
-        made = self.run_models(org_id, project_id, wanted, trigger="tick") if wanted else []
         self._count(reports)
+        made = self.run_models(org_id, project_id, wanted, trigger="tick", raises=raises) if wanted else []
         known = {contract.bronze for contract in silver.contracts}
         alone = tuple(sorted(name for name in versions if name not in known))
         return PipelineReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
@@ -176,6 +182,8 @@ class PipelineRunner:
             tables = self._context.metrics.counter("lakebed_gold_tables_total")
             for report in made:
                 tables.labels(outcome=report.state).inc()
+                if trigger == "tick":
+                    self._note_late((org_id, project_id, report.table), report)
             record = PipelineRun(
                 self._context.ids.ordered(began_ms),
                 org_id,
@@ -192,6 +200,14 @@ class PipelineRunner:
             if error is not None and raises:
                 raise error
             return made
+
+    def _note_late(self, at: tuple[str, str, str], report: ModelReport) -> None:
+        if report.state not in ("failed", "skipped"):
+            self.late.discard(at)
+            return
+        self.late.add(at)
+        why = report.error or report.reason
+        log.warning("a model was not made", model=report.table, project=f"{at[0]}/{at[1]}", error=why[:300])
 
     def lags(self, words: Collection[str]) -> dict[str, int]:
         """How many records of these topics and queues wait to be loaded. Starts no Spark."""

@@ -199,7 +199,9 @@ class SparkSilver:
         names = [tick.tick_id for tick in ticks]
         anew = {table for tick in ticks if tick.replay for table in tick.versions}
         try:
-            report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
+            report = await asyncio.to_thread(
+                flow.run_silver, org_id, project_id, names, versions, anew=anew, raises=False
+            )
         finally:  # of a failed job too: its log says where to look
             page = self._flow.page()
             if page is not None:

@@ -294,15 +294,21 @@ async def test_a_dry_run_counts_more_hours_than_one_pass_removes(
     assert (5, 5, 2) == (rehearsed.removed_hours, rehearsed.removed_batches, first.settled_hours)
 
 
+async def an_hour_about_to_go(store: MemoryStore, clock: ManualClock, retain: Retain) -> int:
+    """A batch whose hour the next pass removes; when it was accepted."""
+    await accept(store, clock, 0)
+    at_ns = clock.now_ns()
+    await clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await clock.advance(WAIT_S)
+    return at_ns
+
+
 async def test_a_segment_that_is_written_during_a_removal_stays(
     store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reconciler indexes a batch of the hour meanwhile: its row is not lost, and it goes with the next passes."""
-    await accept(store, manual_clock, 0)
-    at_ns = manual_clock.now_ns()
-    await manual_clock.advance(12 * DAY_S)
-    await retain(store).run()
-    await manual_clock.advance(WAIT_S)
+    at_ns = await an_hour_about_to_go(store, manual_clock, retain)
     late, delete = list[AcceptedBatch](), store.delete
 
     async def deleting(key: str) -> None:
@@ -321,6 +327,56 @@ async def test_a_segment_that_is_written_during_a_removal_stays(
     assert [10] == [paths.identity_of(row.accepted_manifest_key).seq_start for row in rows]
     assert [] == await keys(store, *EVERYTHING)
     assert await SettledBoots(runtime_on(store, manual_clock)).find(late[0].identity)
+
+
+async def test_a_row_that_comes_as_its_hour_is_about_to_go_is_settled_first(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the records were compared, before anything is gone: its identity must be known for ever, too."""
+    at_ns = await an_hour_about_to_go(store, manual_clock, retain)
+    late, replace = list[AcceptedBatch](), store.replace
+
+    async def announcing(key: str, *args: Any) -> Any:
+        written = await replace(key, *args)
+        if key == paths.RETENTION_STATE and not late:
+            late.append(await accept(store, ManualClock(at_ns), 10))
+        return written
+
+    monkeypatch.setattr(store, "replace", announcing)
+    await retain(store).run()
+    kept = await keys(store, paths.ACCEPTED)
+    for _ in range(2):
+        await retain(store).run()
+        await manual_clock.advance(WAIT_S)
+    await retain(store).run()
+
+    assert paths.accepted_key(late[0].identity) in kept
+    assert [] == await keys(store, *EVERYTHING)
+    assert await SettledBoots(runtime_on(store, manual_clock)).find(late[0].identity)
+
+
+async def test_a_pack_with_a_frame_that_nobody_decided_outlasts_its_hour(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """Other batches of the same boot were removed; this one's acceptance is completed from the pack."""
+    frames = [submit(frame_of(number, number + 9)) for number in (0, 10)]
+    packer = Packer(runtime_on(store, manual_clock), wait_s=1.0)
+    storing = [asyncio.ensure_future(packer.store(each)) for each in frames]
+    await manual_clock.advance(2.0)
+    places = await asyncio.gather(*storing)
+    made = acceptance.manifest(frames[0], places[0], at_ns=manual_clock.now_ns(), collector_id="c", attempt_id="a")
+    await store.create(paths.accepted_key(made.identity), write_record(made))
+    await write_rows(store, [acceptance.entry_of(made, acceptance.span_of(frames[0].batch))], writer="c")
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+
+    last = await retain(store).run()
+    sweeper = BlobSweeper(runtime_on(store, manual_clock), horizon_s=3600.0, undecided="finish", name="gc")
+
+    assert (1, 1) == (last.removed_hours, last.removed_batches)
+    assert {"finish": 1} == (await sweeper.sweep(dry_run=False)).counts
+    assert [frames[1].batch.identity] == [paths.identity_of(key) for key in await keys(store, paths.ACCEPTED)]
 
 
 async def test_a_long_removal_keeps_its_lease(

@@ -207,3 +207,23 @@ def test_limits_that_changed_are_in_force_at_once() -> None:
     raised.begin(upload=True)
     raised.begin(upload=True)
     assert quotas.of(Principal("small", ("*",))) is None
+
+
+async def test_who_waits_for_an_upload_waits_until_the_next_one_ends() -> None:
+    """An upload that ended earlier made room for another one: it lets nobody else in."""
+    usage = KeyQuotas(ManualClock()).of(Principal("small", ("*",), limits=KeyLimits(uploads_max=1)))
+    assert usage is not None
+    usage.begin(upload=True)
+    usage.end(upload=True, size=1)
+    usage.begin(upload=True)
+    with pytest.raises(Throttled) as over:
+        usage.begin(upload=True)
+    waiting = asyncio.create_task(usage.wait(over.value))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    early = waiting.done()
+    usage.end(upload=True, size=1)
+    await asyncio.wait_for(waiting, 10)
+
+    assert not early
+    usage.begin(upload=True)

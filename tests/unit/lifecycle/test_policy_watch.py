@@ -34,6 +34,29 @@ async def test_a_policy_that_is_put_is_noticed_within_two_seconds() -> None:
         await watch
 
 
+async def test_a_change_soon_after_the_last_round_has_one_of_its_own() -> None:
+    """Changes at one moment cost one round; one that comes a moment after that round began is not left to the poll."""
+    world = Harness()
+    rounds: list[int] = []
+    watch = asyncio.create_task(
+        watch_policies(world.lake, world.clock, lambda: rounds.append(len(world.lake.policies)))
+    )
+    await asyncio.sleep(0)
+    await world.policy("a", rule(expiration_days=1))
+    await world.policy("b", rule(expiration_days=1))
+    await world.clock.advance(SETTLE_S)
+    await world.clock.advance(SETTLE_S / 2)
+    first = list(rounds)
+    await world.policy("c", rule(expiration_days=1))
+    await world.clock.advance(SETTLE_S)
+    await world.clock.advance(SETTLE_S)
+
+    assert ([2], [2, 3]) == (first, rounds)
+    watch.cancel()
+    with suppress(asyncio.CancelledError):
+        await watch
+
+
 @pytest.mark.parametrize(
     ("hours", "at_hour", "closed_h"),
     [("", 12, 0), ("01-06", 1, 0), ("01-06", 5.9, 0), ("01-06", 6, 19), ("01-06", 0, 1), ("22-04", 23, 0),

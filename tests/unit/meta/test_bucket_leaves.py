@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from lakebed.core.clock import ManualClock
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.meta.bucket.backend import BucketMeta
-from lakebed.meta.bucket.model import BucketPaths, Head, decode_head
+from lakebed.meta.bucket.backend import BucketMeta, Layout
+from lakebed.meta.bucket.model import BinPaths, BucketPaths, Head, decode_head
 from lakebed.meta.model import ABSENT
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
@@ -19,6 +19,7 @@ INDEX = "llog/orders/partitions/0/index/"
 END = INDEX[:-1] + "0"
 PATHS = BucketPaths("m")
 LEAVES = PATHS.leaves("orders=3A0")
+BIN_LEAVES = BinPaths("m").leaves("")
 COUNT = 300  # enough for several leaves
 
 
@@ -29,14 +30,14 @@ class Hooked(MemoryStore):
 
     async def create(self, key: str, data: bytes) -> ObjectInfo:
         made = await super().create(key, data)
-        if key.startswith(LEAVES) and self.hook is not None:
+        if key.startswith((LEAVES, BIN_LEAVES)) and self.hook is not None:
             hook, self.hook = self.hook, None
             await hook()
         return made
 
 
-def connect(store: MemoryStore, clock: ManualClock, seed: int) -> BucketMeta:
-    return BucketMeta(StoreRuntime(clock, Ids.seeded(seed), Metrics(), store), "m", horizon_s=60.0)
+def connect(store: MemoryStore, clock: ManualClock, seed: int, layout: Layout = "groups") -> BucketMeta:
+    return BucketMeta(StoreRuntime(clock, Ids.seeded(seed), Metrics(), store), "m", horizon_s=60.0, layout=layout)
 
 
 def key(at: int) -> str:
@@ -71,6 +72,27 @@ async def test_a_spill_that_a_sweep_overtook_is_planned_again(manual_clock: Manu
     assert [1] == swept
     assert expected == [entry.key for entry in found]
     assert {f"{LEAVES}{ref.id}.json" for ref in head.refs} <= left
+
+
+async def test_a_spill_of_a_bin_that_a_sweep_overtook_is_planned_again(manual_clock: ManualClock) -> None:
+    """As with a group of its own: what was in the deleted leaf is still found."""
+    store = Hooked(clock=manual_clock)
+    swept: list[int] = []
+
+    async def overtake() -> None:
+        await manual_clock.advance(61.0)
+        swept.append(await connect(store, manual_clock, 2, "bins").sweep())
+
+    store.hook = overtake
+    meta, expected = connect(store, manual_clock, 1, "bins"), []
+    while store.hook is not None and len(expected) < COUNT:
+        await meta.put(key(len(expected)), b"x" * 4000, expected=ABSENT, **GROUP)
+        expected.append(key(len(expected)))
+
+    found = await connect(store, manual_clock, 3, "bins").range(INDEX, END, limit=1000, **GROUP)
+
+    assert [1] == swept
+    assert expected == [entry.key for entry in found]
 
 
 async def test_a_scan_from_any_place_gives_as_many_as_were_asked_for(manual_clock: ManualClock) -> None:

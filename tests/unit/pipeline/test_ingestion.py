@@ -233,8 +233,8 @@ def test_what_was_loaded_goes_on_to_silver_where_a_contract_names_it(
     class Runner:
         def __init__(self, context: Context) -> None: ...
 
-        def run_silver(self, *given: Any) -> str:
-            ran.append(given)
+        def run_silver(self, *given: Any, raises: bool) -> str:
+            ran.append((*given, raises))
             return "done"
 
     monkeypatch.setattr("lakebed.pipeline.runner.PipelineRunner", Runner)
@@ -244,5 +244,18 @@ def test_what_was_loaded_goes_on_to_silver_where_a_contract_names_it(
     first = ingestion.refined
     ingestion.run()
 
-    assert [("lake", "main", (), {"batches.samples": 4})] == ran
+    assert [("lake", "main", (), {"batches.samples": 4}, True)] == ran
     assert ("done", None) == (first, ingestion.refined)
+
+
+def test_a_model_that_fails_fails_a_load_only_where_no_worker_retries_it(yard: Yard, tmp_path: Path) -> None:
+    """A worker gives its own pipeline: its loads go on, and it runs the model again."""
+    (tmp_path / "loads.yaml").write_text(
+        "table: loads\nsource: batches.samples\nkeys: [seq]\ncolumns: {seq: {type: long, required: true}}\n"
+    )
+    raising: list[bool] = []
+    runner = SimpleNamespace(run_silver=lambda *given, raises: raising.append(raises))
+
+    Ingestion(context_of(**{"pipeline.contracts": str(tmp_path)}), runner).run()  # type: ignore[arg-type]
+
+    assert [False] == raising

@@ -32,6 +32,7 @@ class Service:
         reads = "select * from silver.orders"
         self.graph = graph_of([sql_model(name, header + reads) for name, header in headers.items()], {"orders"})
         self.moved, self.made, self.error = {"slow", "quick"}, [], None  # type: ignore[var-annotated]
+        self.late: set[tuple[str, str, str]] = set()
         self.go_on = threading.Event()
 
     error: Exception | None
@@ -170,6 +171,23 @@ async def test_a_model_that_was_made_again_is_not_held_up_by_earlier_failures(se
 
     assert "quick" in await worker.round()
     await ended(worker)
+
+
+async def test_a_model_that_failed_with_its_tick_is_made_between_ticks() -> None:
+    """Until a tick has made it, it follows its sources; before and after that, only ticks run it."""
+    service = Service(ticked="-- on: tick\n", other="-- on: tick\n")
+    service.moved = {"ticked", "other"}
+    worker = ModelWorker(service, runtime_of(ManualClock()))
+    at = ("acme", "shop", "ticked")
+
+    started = []
+    for late, moved in ((set(), True), ({at}, True), ({at}, False), (set(), True)):
+        service.late, service.moved = late, {"ticked", "other"} if moved else set()
+        started.append([name for name in await worker.round() if name != "hourly"])
+        await ended(worker)
+
+    assert [[], ["ticked"], [], []] == started
+    assert ("ticked", "change") in service.made
 
 
 async def test_the_pause_after_many_failures_has_a_limit(service: Service) -> None:

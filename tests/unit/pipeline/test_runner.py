@@ -11,6 +11,7 @@ import pytest
 
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.logs import configure
 from lakebed.core.runs import RunReader
 from lakebed.core.settings import load
 from lakebed.delta import vacuum
@@ -18,15 +19,21 @@ from lakebed.delta.model import Snapshot
 from lakebed.pipeline.bronze.places import LAYERS, table_name
 from lakebed.pipeline.models.folder import sql_model
 from lakebed.pipeline.models.graph import Graph
-from lakebed.pipeline.models.runs import ModelReport, runs
+from lakebed.pipeline.models.runs import ModelReport, ModelState, failed, runs
 from lakebed.pipeline.runner import PipelineRunner, vacuum_tables
 from lakebed.pipeline.silver.contract import Contract
 from lakebed.pipeline.silver.job import SilverReport
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import DISPATCHED, LOG
+from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.model import TickId, TickMessage
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import sections
+from lakebed.wiring.ticks import SparkFlow, SparkSilver
 from support.fake_tables import FakeTable
 
 ORDERS = "table: orders\nsource: raw_orders\nkeys: [id]\ncolumns: {id: {type: long, required: true}}\n"
+ERRORS = {"failed": "it failed"}
 SALES = "table: sales\nkeys: [id]\ncolumns: {id: {type: long, required: true}}\n"
 
 
@@ -44,12 +51,15 @@ class Bronze:
 class Silver:
     def __init__(self, contracts: list[Contract]) -> None:
         self.contracts = contracts
+        self.error: Exception | None = None
         self.runs: list[tuple[dict[str, int], set[str]]] = []
 
     def run(
         self, org_id: str, project_id: str, versions: Mapping[str, int], *, anew: Collection[str] = ()
     ) -> list[SilverReport]:
         self.runs.append((dict(versions), set(anew)))
+        if self.error is not None:
+            raise self.error
         known = [each for each in self.contracts if each.bronze in versions]
         return [SilverReport(each.table, 0, versions[each.bronze], 1, 10, 7, 2, 1) for each in known]
 
@@ -58,7 +68,9 @@ class Silver:
 
 
 class Gold:
-    """Makes the first model that it is asked for; the second is unchanged, and the third fails."""
+    """Makes the first model that it is asked for; the second is unchanged, and the third fails until it is mended."""
+
+    mended = False
 
     def __init__(self, *models: str) -> None:
         made = [sql_model(each.rstrip("!*"), _header(each) + "select * from silver.orders") for each in models]
@@ -70,12 +82,14 @@ class Gold:
 
     def run(self, org_id: str, project_id: str, names: Collection[str], **_: Any) -> tuple[list[ModelReport], Any]:
         self.given = list(names)
-        states = ("made", "unchanged", "failed")
+        states: tuple[ModelState, ...] = ("made", "unchanged", "made" if self.mended else "failed")
         reports = [
-            ModelReport(name, states[n], version=1, rows=5, sources={"silver.orders": 1})  # type: ignore[arg-type]
+            ModelReport(
+                name, states[n], version=1, rows=5, sources={"silver.orders": 1}, error=ERRORS.get(states[n], "")
+            )
             for n, name in enumerate(names)
         ]
-        return reports, Corrupt("it failed") if len(reports) > 2 else None
+        return reports, Corrupt("it failed") if failed(reports) else None
 
 
 def _header(name: str) -> str:
@@ -224,3 +238,61 @@ def test_a_run_is_recorded_and_its_error_raised_after_all_models(folder: Path) -
         (run.kind, run.subject, run.state, run.rows_out) for run in found
     ]
     assert {"org": "o", "project": "p", "models": "a b c"} == found[1].fields and "it failed" == found[1].reason
+
+
+def test_a_model_that_fails_with_a_tick_fails_alone(folder: Path) -> None:
+    """Its run is recorded as failed; the job reports silver, and the model is late until a tick has made it."""
+    yard = Yard(folder, "a", "b", "c")
+
+    report = yard.runner.run_silver("o", "p", ["t"], {"raw_orders": 4}, raises=False)
+    late = set(yard.runner.late)
+    yard.gold.mended = True
+    again = yard.runner.run_silver("o", "p", ["t2"], {"raw_orders": 5}, raises=False)
+
+    assert (["orders"], ["made", "unchanged", "failed"]) == (
+        [each.table for each in report.silver],
+        [each.state for each in report.gold],
+    )
+    assert ({("o", "p", "c")}, "made", set()) == (late, again.gold[2].state, yard.runner.late)
+    assert (14, 1) == (
+        yard.counted("lakebed_silver_rows_total", outcome="good"),
+        yard.counted("lakebed_gold_tables_total", outcome="failed"),
+    )
+    found = asyncio.run(RunReader(yard.context, "tables").latest(9))
+    assert [("models", "done"), ("models", "failed")] == [(run.kind, run.state) for run in found]
+    assert "c: it failed" in found[1].reason
+    assert ["done", "failed"] == [each.state for each in asyncio.run(runs(yard.context.store))]
+
+
+def test_a_silver_that_fails_fails_the_job_before_any_model(folder: Path) -> None:
+    """The dispatcher counts it, up to a dead letter."""
+    yard = Yard(folder, "a")
+    yard.silver.error = Corrupt("its bronze is damaged")
+
+    with pytest.raises(Corrupt, match="its bronze is damaged"):
+        yard.runner.run_silver("o", "p", ["t"], {"raw_orders": 4}, raises=False)
+
+    assert [] == yard.gold.given
+
+
+async def test_the_message_of_a_tick_is_done_with_silver_whatever_its_models_do(folder: Path) -> None:
+    """The tick's row has the reason of the model that failed; nothing of it is received again."""
+    configure(as_json=True)
+    yard = Yard(folder, "a", "b", "c", **{"ticks.batch_window_s": 0.001})
+    flow = SparkFlow(yard.context)
+    flow._opened = yard.runner
+    queue, dispatched = open_queue(yard.context), open_audit(yard.context, DISPATCHED)
+    dispatcher = Dispatcher(yard.context, queue=queue, dispatched=dispatched, job=SparkSilver(flow))
+    await queue.send(TickMessage("o", "p", "t", "delta", "20261115", "", "raw_orders=4", ""))
+
+    await dispatcher.round()
+
+    row = await dispatched.get(TickId("o", "p", "t"))
+    depth = await queue.depth()
+    assert row is not None
+    assert ("done", True, True) == (
+        row.state,
+        "it failed" in str(row.fields["detail"]),
+        "a model was not made" in str(row.fields[LOG]),
+    )
+    assert (0, 0, 0) == (depth.waiting, depth.in_flight, depth.dead)

@@ -277,6 +277,21 @@ def test_a_done_batch_is_not_claimed_again() -> None:
     assert [one.sequence for one in fresh] == [2, 3]
 
 
+def test_a_rejection_gives_back_no_claim_that_another_collector_has_by_now() -> None:
+    """A collector that was silent for long still believes that the batch behind the rejected one is its own."""
+    consumer, before = claimed(ConsumerManifest(), THREE, rules("a", batches_max=2))
+    at = NOW + TIMEOUT + 1
+    consumer, theirs = claimed(consumer, THREE, rules("b", batches_max=2), at=at)
+    consumer, _ = claiming.reject(consumer, theirs[0], "no", now_ms=at, rules=REJECTIONS)
+    consumer, mine = claimed(consumer, THREE, rules("a", batches_max=1), at=at + 1000)
+    more = msgspec.structs.replace(REJECTIONS, rejections_max=9, also={before[1].location: before[1].epoch})
+    consumer, _ = claiming.reject(consumer, mine[0], "no", now_ms=at + 1000, rules=more)
+
+    consumer, _ = claiming.ack(consumer, theirs[1], now_ms=at + 1000)
+
+    assert (before[1].location,) == consumer.done
+
+
 def test_the_last_rejection_is_the_burial() -> None:
     """Rejections are counted in the manifest, and whoever claims next knows."""
     consumer, mine = claimed(ConsumerManifest(), THREE, rules("a", batches_max=1))

@@ -766,3 +766,34 @@ async def test_a_tick_that_is_committed_behind_the_watermark_of_an_audit_is_foun
 
     assert 200 == answer.status_code
     assert "20261115T130000__late" in [each.tick_id for each in await auditor.undispatched()]
+
+
+async def test_a_receive_that_fails_cuts_no_job_that_runs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is away for a while: the job ends as if nothing had happened, and the next message is dispatched."""
+    fleet.job.hangs = asyncio.Event()
+    queue = open_queue(fleet.context)
+    dispatching = Dispatcher(fleet.context, queue=queue, dispatched=fleet.dispatched, job=fleet.job)
+    receive, away = queue.receive, list[int]()
+
+    async def failing(count: int) -> Any:
+        if fleet.job.runs and len(away) < 3:
+            away.append(count)
+            raise Unavailable("the queue is away")
+        return await receive(count)
+
+    monkeypatch.setattr(queue, "receive", failing)
+    running = asyncio.create_task(dispatching.run())
+    await fleet.queue.send(message("t1"))
+    for _ in range(200):
+        await fleet.clock.advance(0.1)
+    fleet.job.hangs.set()
+    await fleet.queue.send(message("t2"))
+    for _ in range(200):
+        await fleet.clock.advance(0.1)
+    going = not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    rows = [await fleet.dispatched.get(TickId("o", "p", tick)) for tick in ("t1", "t2")]
+    assert (3, True) == (len(away), going)
+    assert ["done", "done"] == [row and row.state for row in rows]

@@ -103,8 +103,8 @@ class StandIn:
         self.asked.append((tick.org_id, tick.project_id, tick.tick_id))
         return self.tables
 
-    def run_silver(self, *args: Any, anew: set[str]) -> Any:
-        self.asked.append((*args, anew))
+    def run_silver(self, *args: Any, anew: set[str], raises: bool) -> Any:
+        self.asked.append((*args, anew, raises))
         return {"ticks": args[2]}
 
 
@@ -135,7 +135,7 @@ async def test_a_job_reads_each_table_at_the_latest_version_of_its_ticks() -> No
 
     found = await SparkSilver(flow_over(pipeline)).run("acme", "shop", ticks)
 
-    assert [("acme", "shop", ["t-2", "t-1"], {"orders": 4, "lines": 0}, {"orders"})] == pipeline.asked
+    assert [("acme", "shop", ["t-2", "t-1"], {"orders": 4, "lines": 0}, {"orders"}, False)] == pipeline.asked
     assert {"ticks": ["t-2", "t-1"]} == found.detail
 
 

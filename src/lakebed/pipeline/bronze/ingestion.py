@@ -48,14 +48,16 @@ class Ingestion:
     """Contracts are read once, at the start: a mistake in them stops a process before it takes a record."""
 
     def __init__(self, context: Context, runner: PipelineRunner | None = None) -> None:
-        """`runner` is the pipeline of this process; without one, it is made when it is needed."""
+        """`runner` is the pipeline of a worker, which tries models again that fail; without one, it is made when it is
+        needed, and a model that fails fails the run.
+        """
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
         self._samples: SampleLoader | None = None
         self._lineage, self._runs = lineage_of(context), context.run_log("tables")
         self._wanted = {contract.bronze for contract in _silver(context) if source_of(contract.bronze)}
-        self._runner = runner
+        self._runner, self._raises = runner, runner is None
         self._refined: dict[str, int] = {}  # by source: the version that silver has in this process
         self.refined: PipelineReport | None = None  # what the last run did to silver and gold
 
@@ -144,7 +146,7 @@ class Ingestion:
             from lakebed.pipeline.runner import PipelineRunner  # it builds on this module's folder
 
             self._runner = PipelineRunner(self._context)
-        self.refined = self._runner.run_silver(*LAKE, (), versions)
+        self.refined = self._runner.run_silver(*LAKE, (), versions, raises=self._raises)
         self._refined |= versions
 
     @contextmanager

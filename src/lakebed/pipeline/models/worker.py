@@ -36,6 +36,9 @@ class ModelService(Protocol):
     @property
     def graph(self) -> Graph: ...
 
+    @property
+    def late(self) -> Collection[tuple[str, str, str]]: ...
+
     def projects(self) -> list[tuple[str, str]]: ...
 
     def lags(self, words: Collection[str]) -> dict[str, int]: ...
@@ -77,13 +80,13 @@ class ModelWorker:
 
     async def round(self) -> list[str]:
         """Starts what is due, and returns at once; gives the names."""
-        names = [name for name, model in self._service.graph.models.items() if _by_worker(model.options)]
         started = []
-        words = sorted({word for name in names for word in self._service.graph.models[name].options.lag})
+        words = sorted({word for model in self._service.graph.models.values() for word in model.options.lag})
         lags = await asyncio.to_thread(self._service.lags, words) if words else {}
         projects = await asyncio.to_thread(self._service.projects)
         for org_id, project_id in dict.fromkeys([*projects, LAKE] if words else projects):
-            idle = [name for name in names if (org_id, project_id, name) not in self._running]
+            whose = [name for name in self._service.graph.models if self._by_worker((org_id, project_id, name))]
+            idle = [name for name in whose if (org_id, project_id, name) not in self._running]
             steps = await asyncio.to_thread(self._service.plan_models, org_id, project_id, idle)
             for name, step in steps.items():
                 at = (org_id, project_id, name)
@@ -93,7 +96,7 @@ class ModelWorker:
         return started
 
     def _due(self, at: tuple[str, str, str], step: ModelStep, lags: Mapping[str, int]) -> bool:
-        tried, options = self._tried.get(at, _Tried()), self._service.graph.models[at[2]].options
+        tried, options = self._tried.get(at, _Tried()), self._options(at)
         now = now_ms(self._clock)
         if tried.failures and now - tried.last_ms < min(PAUSE_MS * 2**tried.failures, PAUSE_MAX_MS):
             return False
@@ -103,6 +106,15 @@ class ModelWorker:
             return False
         last_ms = max(step.made_ms, tried.last_ms)
         return due(options, last_ms=last_ms, now_ms=now, moved=step.works)
+
+    def _by_worker(self, at: tuple[str, str, str]) -> bool:
+        options = self._options(at)
+        return options.scheduled or bool(options.lag) or options.on == "change"
+
+    def _options(self, at: tuple[str, str, str]) -> ModelOptions:
+        """A model whose tick did not make it follows its sources until a tick does."""
+        options = self._service.graph.models[at[2]].options
+        return msgspec.structs.replace(options, on="change") if at in self._service.late else options
 
     async def _make(self, at: tuple[str, str, str], lags: Mapping[str, int]) -> None:
         org_id, project_id, name = at
@@ -124,7 +136,3 @@ class ModelWorker:
             log.warning("a model failed", model=name, project=f"{org_id}/{project_id}", error=str(error)[:300])
         finally:
             del self._running[at]
-
-
-def _by_worker(options: ModelOptions) -> bool:
-    return options.scheduled or bool(options.lag) or options.on == "change"

@@ -29,6 +29,8 @@ from lakebed.pipeline.tables.scan import FILE_COLUMN, FileScan
 from lakebed.spark.location import Location
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from lakebed.pipeline.tables.table import Table
 
 RACES_MAX = 30
@@ -250,8 +252,15 @@ def check_keys(table: Table, written: Sequence[DataFile]) -> None:
         keys_of(table.spec, table.location, written)
     else:
         rows = table.rows_of(written, names, Snapshot(partition_by=table.spec.partition_by))
-        if rows.groupBy(*names).count().filter("count > 1").limit(1).count():
+        if _comes_twice(rows, names):
             raise twice(table.spec)
+
+
+def _comes_twice(rows: DataFrame, names: Sequence[str]) -> bool:
+    """Whether two rows have the same values in these columns, which may have any name (`count` too)."""
+    counted = rows.groupBy(*map(quoted, names)).count()
+    found = counted.toDF(*(f"key_{number}" for number in range(len(names))), "times").filter("times > 1")
+    return bool(found.limit(1).count())
 
 
 def merged(
@@ -287,7 +296,7 @@ def _upsert_joined(
             return repeated
         state = table.snapshot()
         coming = table.rows_of([*written, *deleted], names, state)
-        if coming.groupBy(*names).count().filter("count > 1").limit(1).count():
+        if _comes_twice(coming, names):
             raise twice(table.spec)
         candidates = {file.path: file for file in overlapping_files(state.files, [*written, *deleted], names[0])}
         held = table.rows_of(list(candidates.values()), names, state, with_file=True)

@@ -33,7 +33,7 @@ from lakebed.pipeline.tables.columns import ColumnMapping
 from lakebed.pipeline.tables.frames import nullable, quoted
 from lakebed.pipeline.tables.scan import FILE_COLUMN, FileScan, described, reading
 from lakebed.spark.location import Location
-from lakebed.spark.tasks import in_arrow
+from lakebed.spark.tasks import collect_in_arrow, in_arrow
 from lakebed.store.runtime import StoreRuntime
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded
@@ -271,7 +271,7 @@ class Table:
         task = files.writing(self.spec, self.location)
         return [
             msgspec.json.decode(row["file"], type=DataFile)
-            for row in in_arrow(self._checked(rows), task, files.WRITTEN).collect()
+            for row in collect_in_arrow(self._checked(rows), task, files.WRITTEN)
         ]
 
     def _checked(self, rows: DataFrame) -> DataFrame:
