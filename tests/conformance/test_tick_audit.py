@@ -61,6 +61,8 @@ async def test_a_row_is_created_once_and_read_back(table: AuditTable) -> None:
     assert first == await table.get(first.tick)
 
 
+# moto checks the condition and then puts, in two steps and in many threads: two of eight can win there.
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "moto"], indirect=True)
 async def test_of_many_creating_at_once_one_wins(table: AuditTable) -> None:
     """The conditional put has exactly one winner."""
     rows = [row() for _ in range(8)]

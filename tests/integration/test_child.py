@@ -18,7 +18,8 @@ STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 )
 DEADLINE_S = 60.0
-WITH_HELPER = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+# The helper would outlive the deadline: only a signal ends it in time.
+WITH_HELPER = "import subprocess, time; print(subprocess.Popen(['sleep', '180']).pid, flush=True); time.sleep(60)"
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import struct
 
 import pytest
 
@@ -258,12 +260,14 @@ def test_pipelined_bodies_whose_client_leaves_are_given_back(loop: str) -> None:
     """The client leaves while its first request is under way and its second waits: both give back what they took."""
 
     async def play(server: Server) -> None:
-        client = await server.connect()
-        client.writer.write(post(b"wait", path="/prompt") + post(b"second", path="/prompt"))
-        await until_held(server, 10)
-        client.writer.transport.abort()
+        with socket.create_connection(server.address) as client:
+            client.sendall(post(b"wait", path="/prompt") + post(b"second", path="/prompt"))
+            await until_held(server, 10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
         server.hot.let_go()
         await until_held(server, 0)
+
+        assert 1 == server.hot.begun  # the second was never started
 
     serving(loop, play)
 

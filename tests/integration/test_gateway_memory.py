@@ -76,6 +76,35 @@ def test_nothing_of_an_answered_body_is_kept(
     assert grown < 2 * size, f"{grown} bytes are kept of {20 * size}"
 
 
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("path", [b"/hot", b"/prompt"])
+@pytest.mark.parametrize("body", [b"taken", b"refuse"])
+def test_a_connection_keeps_nothing_of_its_answered_requests(loop: str, path: bytes, body: bytes) -> None:
+    """1,000 requests on one connection leave less than 100 bytes each, without any help of the garbage collector."""
+
+    async def play(server: Server) -> int:
+        reader, writer = await asyncio.open_connection(*server.address)
+
+        async def send(times: int) -> None:
+            for _ in range(times):
+                writer.write(declared(path, body))
+                await answer_of(reader)
+
+        await send(100)
+        tracemalloc.start()
+        try:
+            await send(1000)
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+            writer.close()
+
+    grown = serving(loop, play)
+
+    assert grown < 1000 * 100, f"{grown} bytes are kept of 1,000 requests"
+
+
 def resident_mib(running: Running) -> int:
     status = Path(f"/proc/{running.process.pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) // 1024

@@ -46,7 +46,7 @@ public class KafkaClient {
                 }
             }
         }
-        System.out.println("read " + read(servers, topic));
+        read(servers, topic);
         settings.put("transactional.id", "t");
         try (KafkaProducer<String, String> producer = new KafkaProducer<>(settings)) {
             producer.initTransactions();
@@ -56,7 +56,7 @@ public class KafkaClient {
         }
     }
 
-    static String read(String servers, String topic) {
+    static void read(String servers, String topic) throws Exception {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", servers);
         settings.put("group.id", "readers");
@@ -74,7 +74,11 @@ public class KafkaClient {
             TopicPartition first = new TopicPartition(topic, 0);
             long committed = consumer.committed(consumer.assignment()).values().stream().mapToLong(o -> o.offset()).sum();
             long early = consumer.offsetsForTimes(Map.of(first, 1L)).get(first).offset();
-            return values.size() + " committed " + committed + " earliest " + early;
+            System.out.println("read " + values.size() + " committed " + committed + " earliest " + early);
+            System.out.println("commits when told");
+            System.in.read();
+            consumer.commitSync(Duration.ofSeconds(60));
+            System.out.println("committed");
         }
     }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -20,6 +21,7 @@ from lakebed.rollups.generations import generation
 from lakebed.rollups.local_job import LocalJob
 from lakebed.rollups.model import RollupState
 from lakebed.rollups.paths import INDEX, MANIFESTS, ROLLUP, rollup_key
+from lakebed.rollups.spark_job import gathered
 from lakebed.rollups.workers import spark_job
 from lakebed.spark.settings import SparkSettings
 from lakebed.store.memory import MemoryStore
@@ -133,3 +135,11 @@ def test_sql_finds_the_same_buckets(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(value,) for value in values], "value double").selectExpr(BUCKET_SQL).collect()
 
     assert buckets_of(np.array(values)).tolist() == [row[0] for row in rows]
+
+
+def test_rows_of_many_metrics_become_chunks_in_shares_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table once and in order, however many go together."""
+    monkeypatch.setattr("lakebed.rollups.spark_job.BYTES_AT_ONCE", 20)
+    tables = [pa.table({"n": [number, number]}) for number in range(5)]  # of 16 bytes
+
+    assert [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4]] == [each["n"].to_pylist() for each in gathered(tables)]

@@ -13,9 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from lakebed.batches import paths
 from lakebed.batches.model import BatchIdentity
 from lakebed.pipeline.audit import counting, findings, sums
+from lakebed.pipeline.audit.conservation import as_listed
 from lakebed.pipeline.audit.reading import GONE, MANIFESTS, SAMPLES
 from lakebed.pipeline.silver import transforms as silver
 from lakebed.pipeline.silver.contract import read_contract
+from lakebed.rollups import paths as rollup_paths
+from lakebed.rollups.model import RollupState
 
 S = 10**9
 NOON_NS = 1_760_011_200 * S
@@ -498,3 +501,19 @@ def test_what_is_gone_since_it_was_listed_is_no_finding_and_a_hidden_manifest_is
     found, _ = site.found(spark)
 
     assert {("corrupt", "accepted", two[1]), *(("missing", "deleted", key) for key in markers)} == found
+
+
+def test_a_given_listing_counts_generations_that_are_committed_and_that_it_shows(spark: SparkSession) -> None:
+    """A manifest whose generation was never committed counts for nothing, and one that came too late neither."""
+    folder = f"{rollup_paths.MANIFESTS}{HOUR}"
+    rows = [(f"{folder}/{n:012d}-{'a' * 32}.json", 1, n * S, True, False) for n in (1, 2, 3, 4)]
+    shape = "key string, size_bytes long, modified_ns long, is_latest boolean, is_delete_marker boolean"
+    listing = spark.createDataFrame(rows, shape)
+
+    def counted(committed: int, through_ns: int) -> int:
+        state = as_listed(RollupState(committed=committed, settled_ns=7), listing, through_ns)
+        assert isinstance(state, RollupState)
+        assert 0 == state.settled_ns
+        return state.committed
+
+    assert [2, 3, 0] == [counted(2, 4 * S), counted(9, 3 * S), counted(9, 0)]

@@ -40,8 +40,9 @@ class ScriptedFiler:
         except KeyError:
             raise NotFound(name) from None
 
-    async def page(self, directory: str, *, limit: int = 1000) -> list[FilerEntry]:
+    async def page(self, directory: str, *, after: str = "", limit: int = 1000) -> list[FilerEntry]:
         inside = [path for path in sorted(self.entries) if path.rsplit("/", 1)[0] == directory]
+        inside = [path for path in inside if path.rsplit("/", 1)[1] > after]
         return [self.entries[path] for path in inside[:limit]]
 
     async def transact(self, transaction: Transaction) -> None:

@@ -24,6 +24,7 @@ KINDS = {
     "disk_trouble": "the disk of the queue fails",
     "tick_refused": "a tick was rejected for good; see lakebed agent ticks list",
     "ticks_stuck": "ticks are waiting, and the service does not accept them now",
+    "config_stale": "the configuration snapshot is not refreshed: the last good one is used",
 }
 PARKED_KINDS = (
     "identity_conflict",

@@ -69,7 +69,6 @@ class ConfigSnapshot:
         self._clock, self._ids = runtime.clock, runtime.ids
         self.alert: Callable[[str, str | None], None] = lambda kind, message: None
         self._listeners: list[Callable[[AgentConfig], Awaitable[None]]] = []
-        self._failed = False
         self.current = self._kept()
 
     def listen(self, changed: Callable[[AgentConfig], Awaitable[None]]) -> None:
@@ -86,14 +85,11 @@ class ConfigSnapshot:
                     await changed(found)
                 self.current = found  # only now: a listener that failed is told again
         except (LakebedError, OSError) as error:
-            self._failed = True
             reason = error.message if isinstance(error, LakebedError) else str(error)
             self.alert(STALE, f"the configuration snapshot was not refreshed: {reason}")
             log.warning("configuration snapshot not refreshed: the last one stays", url=self._url, error=reason)
         else:
-            if self._failed:
-                self._failed = False
-                self.alert(STALE, None)
+            self.alert(STALE, None)  # also that of an earlier run
         return self.current
 
     async def run(self) -> None:

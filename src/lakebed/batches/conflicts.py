@@ -48,7 +48,11 @@ class ConflictReview:
             raise Invalid(f"limit {limit} is not between 1 and {LIST_MAX}")
         found: list[ConflictView] = []
         start = paths.quarantine_key(*parse_id(after)) if after else ""
+        # Two listings instead of two reads of each conflict that was ever decided.
+        decided = {info.key async for info in self._store.list(paths.RESOLUTIONS)} if open_only else set()
         async for info in self._store.list(paths.QUARANTINE, after=start):
+            if paths.RESOLUTIONS + info.key.removeprefix(paths.QUARANTINE) in decided:
+                continue
             view = await self._view(info.key)
             if view is not None and not (open_only and view.resolution):
                 found.append(view)

@@ -60,7 +60,7 @@ class RangeMarks(msgspec.Struct, frozen=True):
 
 class _TakenRange(NamedTuple):
     """A range that this process holds, with what is new in it. `marks` are those of boots that are still there;
-    `whole`: nothing was left out."""
+    `cut` are boots of which something was left out."""
 
     number: int
     lease: Lease
@@ -68,7 +68,7 @@ class _TakenRange(NamedTuple):
     marks: RangeMarks
     began_ns: int
     found: list[tuple[str, list[ObjectInfo]]]
-    whole: bool
+    cut: frozenset[str]
 
 
 class _BootsThere(NamedTuple):
@@ -117,7 +117,7 @@ class IncrementalScan:
                 through.append(marks.through_ns)
             await self._reconciler.check([info for each in taken for _, some in each.found for info in some], report)
             for each in taken:
-                after = _advanced(each.marks, each.found, each.began_ns, whole=each.whole)
+                after = _advanced(each.marks, each.found, each.began_ns, each.cut)
                 await self._marks[each.number].change(lambda _, after=after: (after, None), epoch=each.held.epoch)  # type: ignore[misc]
                 through.append(after.through_ns)
         finally:
@@ -151,16 +151,19 @@ class IncrementalScan:
             began_ns = self._clock.now_ns()
             found: list[tuple[str, list[ObjectInfo]]] = []
             closed, there = frozenset(marks.closed), _BootsThere([], [], [])
-            left = room
+            left, cut = room, set[str]()
             async for some in ahead(agents, lambda agent: self._new_of(agent, marks, closed, began_ns)):
                 there.open.extend(some.open)
                 there.closed.extend(some.closed)
                 for boot, infos in some.new:
-                    found.append((boot, infos[: max(0, left)]))
-                    left -= len(infos)
+                    taken = infos[: max(0, left)]
+                    found.append((boot, taken))
+                    left -= len(taken)
+                    if len(taken) < len(infos) or len(infos) >= KEYS_MAX:  # its listing ends there
+                        cut.add(boot)
             boots = {boot: marks.boots[boot] for boot in there.open if boot in marks.boots}
             marks = RangeMarks(marks.through_ns, boots, tuple(there.closed))
-            return _TakenRange(number, lease, held, marks, began_ns, found, left > 0)
+            return _TakenRange(number, lease, held, marks, began_ns, found, frozenset(cut))
         except BaseException:
             await lease.release(held)
             raise
@@ -196,25 +199,27 @@ class IncrementalScan:
 
 
 def _advanced(
-    marks: RangeMarks, found: Sequence[tuple[str, list[ObjectInfo]]], began_ns: int, *, whole: bool
+    marks: RangeMarks, found: Sequence[tuple[str, list[ObjectInfo]]], began_ns: int, cut: frozenset[str]
 ) -> RangeMarks:
-    """The watermark after these were checked. It moves in time only if nothing had to be left out."""
+    """The watermark after these were checked. It moves in time only if nothing had to be left out; a boot of which
+    something was is listed again by the next pass, however quiet it is."""
     boots, closed = dict(marks.boots), set(marks.closed)
     for boot, infos in found:
         mark = boots.get(boot, BootMark())
         numbers = [paths.identity_of(info.key) for info in infos]
         newest_ns = max([mark.newest_ns, *(info.modified_ms * 1_000_000 for info in infos)])
         quiet_ns = began_ns - newest_ns
-        if newest_ns and quiet_ns > CLOSED_NS:
+        if newest_ns and quiet_ns > CLOSED_NS and boot not in cut:
             closed.add(_digest(boot))
             boots.pop(boot, None)
             continue
+        rests = newest_ns and quiet_ns > paths.HOUR_NS and boot not in cut
         boots[boot] = BootMark(
             seq_ranges.union(mark.checked, [(each.seq_start, each.seq_end) for each in numbers]),
             newest_ns,
-            began_ns + min(quiet_ns // QUIET_SHARE, QUIET_MAX_NS) if newest_ns and quiet_ns > paths.HOUR_NS else 0,
+            began_ns + min(quiet_ns // QUIET_SHARE, QUIET_MAX_NS) if rests else 0,
         )
-    through_ns = began_ns - GRACE_NS if whole else marks.through_ns
+    through_ns = marks.through_ns if cut else began_ns - GRACE_NS
     return RangeMarks(max(through_ns, marks.through_ns), boots, tuple(sorted(closed)))
 
 

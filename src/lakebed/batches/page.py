@@ -136,4 +136,4 @@ class BatchesPage(PartPage):
         return DataSource("batches:read", "batches.heard", SLOW_S, lambda: view.agents_heard(self.context))
 
     def conflicts(self) -> DataSource:
-        return DataSource("batches:admin", "batches.conflicts", FAST_S, lambda: view.conflicts(self.context))
+        return DataSource("batches:admin", "batches.conflicts", FAST_S, lambda: view.conflicts_shown(self.context))

@@ -72,9 +72,9 @@ class MetricPlots:
     async def names(self) -> list[PlottedMetric]:
         """The metrics of the newest batches, with the names of their labels."""
         found: dict[str, set[str]] = {}
-        for row in await self._recent.newest(NAMES_BATCHES):
+        for entry in await self._recent.newest_entries(NAMES_BATCHES):
             try:
-                batch = await self._raw.batch(row.frame_sha256)
+                batch = await self._raw.batch(entry.frame_sha256, entry.place)
             except LakebedError:
                 continue  # swept or damaged: the others name it too
             columns = batch.columns

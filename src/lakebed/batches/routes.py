@@ -78,6 +78,7 @@ class BatchesRoutes:
         self._collector_id = settings.collector_id or context.node
         self._upload_bytes = 0
         self._loops: list[asyncio.Task[None]] = []
+        self._duplicates = context.metrics.counter("lakebed_batches_uploads_total").labels(outcome="duplicate")
         self.held, self.settled = HeldBoots(context), SettledBoots(context)
         self.review = ConflictReview(context)
         self.live = LiveBatches(context, bytes_max=settings.live_bytes_max, window_s=settings.live_window_s)
@@ -267,6 +268,7 @@ class BatchesRoutes:
         self.held.check(batch.identity)
         settled = await self.settled.find(batch.identity) if self.spool is None else None
         if settled is not None:  # accepted once, and removed by retention
+            self._duplicates.inc()
             return acceptance.settled_response(batch.identity, hashlib.sha256(frame).hexdigest(), settled.through_ns)
         return await self.acceptor.accept(acceptance.submission(frame, batch))
 

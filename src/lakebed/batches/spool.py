@@ -35,6 +35,7 @@ from lakebed.store.runtime import StoreRuntime
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 GROUP_MAX = 1_000  # uploads that share one fsync
 QUARANTINE_TIMEOUT_S = 5.0
+OUTCOMES = ("accepted", "duplicate", "conflict", "failed")
 LOOK_TIMEOUT_S = 2.0  # for the manifest of a batch that may have landed long ago
 
 log = logger("batches")
@@ -80,7 +81,9 @@ class Spool:
         metrics.gauge("lakebed_batches_spool_disk_bytes").set_function(lambda: disk_bytes(folder))
         self._gauges = (metrics.gauge("lakebed_batches_spool_bytes"), metrics.gauge("lakebed_batches_spool_batches"))
         outcomes = metrics.counter("lakebed_batches_uploads_total")
-        self._outcomes = {name: outcomes.labels(outcome=name) for name in ("accepted", "duplicate", "conflict")}
+        self._outcomes = {name: outcomes.labels(outcome=name) for name in OUTCOMES}
+        self._samples = metrics.counter("lakebed_batches_samples_total")
+        self._seconds = metrics.histogram("lakebed_batches_accept_seconds")
 
     async def open(self) -> int:
         """Takes up what an earlier run left; returns how many batches it held that are not known to be landed."""
@@ -92,6 +95,12 @@ class Spool:
 
     async def accept(self, submitted: Submission) -> UploadResponse:
         """Accepts the batch on this disk. Raises IdentityConflict, Overloaded when the spool is full, Unavailable."""
+        started_s = self._clock.monotonic_s()
+        answer = await self._accept(submitted)
+        self._seconds.observe(self._clock.monotonic_s() - started_s)
+        return answer
+
+    async def _accept(self, submitted: Submission) -> UploadResponse:
         identity = submitted.batch.identity
         while (arriving := self._arriving.get(identity)) is not None:
             await asyncio.wait([arriving])
@@ -145,6 +154,7 @@ class Spool:
         try:
             segment, offset = await asyncio.shield(done)
         except OSError as error:
+            self._outcomes["failed"].inc()
             raise Unavailable(f"the spool cannot be written: {error}", retry_after_s=self._retry_after_s) from error
         finally:
             self._arriving.pop(accepted.identity, None)
@@ -152,6 +162,7 @@ class Spool:
         self._hold(SpooledBatch(accepted, record))
         self._on_accepted(accepted, submitted)
         self._outcomes["accepted"].inc()
+        self._samples.inc(submitted.batch.columns.samples)
         return acceptance.response(accepted, duplicate=False)
 
     async def _write(self) -> None:

@@ -85,6 +85,10 @@ class RecentBatches:
 
     async def newest(self, limit: int = NEWEST_MAX) -> list[AcceptedRow]:
         """The newest accepted batches, newest first."""
+        return [_row(entry) for entry in await self.newest_entries(limit)]
+
+    async def newest_entries(self, limit: int) -> list[AcceptedByTime]:
+        """The same, as the index has them: with the places of their frames."""
         found = await self._raw.index.newest(limit, hours_max=HOURS_MAX, now_ns=self._clock.now_ns())
         single = [each.manifest_id for each in found if each.entry is None and each.manifest_id not in self._known]
         for name, entry in (await self._raw.find(single)).items():
@@ -92,7 +96,7 @@ class RecentBatches:
         entries = [each.entry or self._known.get(each.manifest_id) for each in found]
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        return [_row(entry) for entry in entries if entry is not None]
+        return [entry for entry in entries if entry is not None]
 
     async def agents(self, limit: int = NEWEST_MAX) -> list[AgentRow]:
         """Every agent that ever had a batch accepted, those heard last first."""
@@ -128,7 +132,7 @@ class RecentBatches:
         except NotFound:
             raise NotFound(f"no batch {named(identity)} of {identity.agent_id} is accepted") from None
         try:
-            columns = (await self._raw.batch(manifest.frame_sha256)).columns
+            columns = (await self._raw.batch(manifest.frame_sha256, manifest.place)).columns
         except (NotFound, Corrupt) as error:
             return BatchDetail(identity.agent_id, manifest, [], 0, error.message)
         count = len(columns.series_metric)
@@ -163,6 +167,13 @@ async def conflicts(
     context: Context, *, limit: int = CONFLICTS_MAX, after: str = "", open_only: bool = False
 ) -> list[ConflictView]:
     return await ConflictReview(context).list(limit=limit, after=after, open_only=open_only)
+
+
+async def conflicts_shown(context: Context, *, limit: int = CONFLICTS_MAX) -> list[ConflictView]:
+    """Those to decide first, then decided ones: a new one is not hidden behind what was decided long ago."""
+    undecided = await conflicts(context, limit=limit, open_only=True)
+    decided = [view for view in await conflicts(context, limit=limit) if view.resolution is not None]
+    return [*undecided, *decided][:limit]
 
 
 def named(identity: BatchIdentity) -> str:

@@ -79,6 +79,7 @@ class SampleCache:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._changes = 0  # by operators
 
     def last(self, key: str) -> DataSample:
         """What is cached, without a read."""
@@ -100,6 +101,7 @@ class SampleCache:
 
     def forget(self) -> None:
         """The next request reads everything again: an operator changed something."""
+        self._changes += 1
         for entry in self._entries.values():
             entry.until_s = 0.0
 
@@ -118,11 +120,13 @@ class SampleCache:
 
     async def _read(self, entry: _Entry, ttl_s: float, load: Load, timeout_s: float) -> None:
         failure: DataError
+        changes = self._changes
         try:
             async with asyncio.timeout(timeout_s):
                 value = await load()
             entry.sample = DataSample(value, now_ms(self._clock))
-            entry.until_s = self._clock.monotonic_s() + ttl_s
+            # What was read while an operator changed something may be from before.
+            entry.until_s = self._clock.monotonic_s() + ttl_s if changes == self._changes else 0.0
             return
         except TimeoutError:
             failure = DataError("timeout", f"no answer within {timeout_s:g} s", "the page retries automatically")

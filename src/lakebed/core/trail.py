@@ -29,6 +29,7 @@ ROOT = "trail/v2/"
 SCHEMA = "lakebed.trail.v2"
 FOLDER = 1000  # entries in one folder: the newest are found with one small listing
 RACES_MAX = 100  # other processes that took the next number before us
+STEPS_MAX = 8  # from one entry to the next, before the end of the chain is looked up
 AT_ONCE = 16
 DONE = "done"
 FIRST = "0" * 64  # the hash before the first entry
@@ -166,13 +167,14 @@ class Trail:
 
     async def _append(self, action: OperatorAction, head: TrailHead) -> TrailHead:
         """Creates the next entry after `head`, or after whatever was created since."""
-        for _ in range(RACES_MAX):
+        for race in range(1, RACES_MAX + 1):
             number = head.number + 1
             data = msgspec.json.encode(msgspec.structs.replace(action, number=number, previous=head.sha256))
             try:
                 await self._store.create(key_of(number), data)
             except AlreadyExists as taken:
-                head = TrailHead(number, _sha256(taken.current.data))
+                # During a long action many others may have come: now and then it goes to the end of the chain at once.
+                head = TrailHead(number, _sha256(taken.current.data)) if race % STEPS_MAX else await self.head()
                 continue
             return TrailHead(number, _sha256(data))
         raise Overloaded(f"{RACES_MAX} other entries were put on the trail first", retry_after_s=1.0)

@@ -9,12 +9,14 @@ interrupted clean-up leaves no gap.
 
 from __future__ import annotations
 
+from typing import Any
+
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.errors import Corrupt, NotFound
 from lakebed.core.logs import logger
 from lakebed.delta import history
 from lakebed.delta.history import LogListing
-from lakebed.delta.log import LOG_FOLDER, decode
+from lakebed.delta.log import COPIED, LOG_FOLDER, decode
 from lakebed.delta.protocol import LOG_RETENTION_S, check_writable, is_on, seconds
 from lakebed.store.protocol import Store
 
@@ -57,9 +59,14 @@ async def _last_rows_ms(store: Store, there: LogListing) -> int:
     for version in sorted(there.entries, reverse=True)[:LOOKED_AT]:
         info = there.entries[version]
         actions = decode((await store.get(info.key)).data, info.key)
-        if any(action["add"].get("dataChange", True) for action in actions if action.get("add")):
+        if any(_brings_rows(action["add"]) for action in actions if action.get("add")):
             return info.modified_ms
     return 0
+
+
+def _brings_rows(add: dict[str, Any]) -> bool:
+    """A file that was joined from others, or that is the rest of one, brings none."""
+    return add.get("dataChange", True) and COPIED not in (add.get("tags") or {})
 
 
 async def clean(store: Store, root: str, *, clock: Clock) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -113,11 +113,12 @@ class FilerClient:
         """
         try:
             masters = self._masters or [grpc_address(one) for one in await self._named_masters()]
-            for master in masters:
+        except LakebedError:
+            return ()
+        for master in masters:
+            with suppress(grpc.aio.AioRpcError, LakebedError):
                 if found := read_started(await self._nodes(master)):
                     return found
-        except (grpc.aio.AioRpcError, LakebedError):
-            pass
         return ()
 
     async def _named_masters(self) -> list[str]:

@@ -101,7 +101,8 @@ class KeyWatch:
             now = msgspec.structs.replace(known, sessions={**known.sessions, hashed: session})
             return kept(now, self._context), None
 
-        await self._quietly(lambda: self._sessions.change(add))
+        if await self._quietly(lambda: self._sessions.change(add)):
+            self._keyring.sessions.shared(cookie)
 
     async def ended(self, cookie: str) -> None:
         """Ends a session on all gateways. Raises what the store raises: the others would still know it."""
@@ -167,7 +168,11 @@ class KeyWatch:
             now = msgspec.structs.replace(known, used=known.used | dict.fromkeys(names, at))
             return kept(now, self._context), None
 
-        await self._sessions.change(note)
+        try:
+            await self._sessions.change(note)
+        except LakebedError:
+            self._keyring.used |= names  # for the next time
+            raise
 
     async def _quietly(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Runs it; False after a failure, which is logged once, and again when the next one follows a success."""

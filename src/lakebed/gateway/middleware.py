@@ -224,6 +224,7 @@ class Middleware:
     def unread(self, error: Exception) -> Problem:
         """The response to a request whose head was refused before it was complete, counted like any other."""
         answer = problem(error, self._named(RequestHead(())).decode())
+        self._in_flight += 1
         self._count({"method": "", "path": ""}, answer.status, 0.0)
         return answer
 

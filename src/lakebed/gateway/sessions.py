@@ -31,6 +31,7 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._known: dict[str, SignedIn] = {}
+        self._unshared: set[str] = set()  # opened here, and not in the bucket
         self._ended: set[str] = set()  # here, and perhaps not yet in the bucket
         self._missing: dict[str, None] = {}  # ours, and not in the bucket when it was read
         self.seal = b""  # the key of the cookies' MAC, the same on every gateway; empty until it is known
@@ -40,7 +41,12 @@ class SessionTable:
         value = f"{VERSION}.{session.expires_s}.{nonce}"
         value = f"{value}.{self._sealed(value)}"
         self._known[hashed(value)] = session
+        self._unshared.add(hashed(value))
         return value
+
+    def shared(self, value: str) -> None:
+        """The bucket has the session now: from here on it decides."""
+        self._unshared.discard(hashed(value))
 
     def may_be_open(self, value: str, now_s: int) -> bool:
         """Whether a cookie that is not known here may be of a session that another gateway opened a moment ago."""
@@ -57,15 +63,21 @@ class SessionTable:
 
     def end(self, value: str) -> None:
         self._ended.add(hashed(value))
+        self._unshared.discard(hashed(value))
         self._known.pop(hashed(value), None)
 
     def find(self, value: str) -> SignedIn | None:
         return self._known.get(hashed(value))
 
     def load(self, stored: dict[str, SignedIn], now_s: int) -> None:
-        """Takes over what the bucket has. What ended here stays ended, until the bucket has forgotten it too."""
+        """Takes over what the bucket has, and keeps what it could not be given. What ended here stays ended, until the
+        bucket has forgotten it too.
+        """
         self._ended &= stored.keys()
-        self._known = {key: one for key, one in stored.items() if key not in self._ended and one.expires_s > now_s}
+        own = {key: one for key, one in self._known.items() if key in self._unshared}
+        known = {**own, **stored}
+        self._known = {key: one for key, one in known.items() if key not in self._ended and one.expires_s > now_s}
+        self._unshared &= self._known.keys() - stored.keys()
 
     def _sealed(self, claimed: str) -> str:
         return hmac.new(self.seal, claimed.encode(), hashlib.sha256).hexdigest()[:SEAL_CHARS]

@@ -1,17 +1,20 @@
 """Counts per action that outlive processes: the process's own metrics, added to a register of each bucket.
 
-Every worker adds what its metrics grew by since it last did, so any number of workers add up. What a process counted
+Every process adds what its metrics grew by since it last did, so any number of workers add up. A process may have
+several recorders, of its worker and of a page that is open: what one adds, the others do not. What a process counted
 and did not add before it died is lost, at most RECORD_S of it: the ledger is exact, these are for showing.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
+from lakebed.core.metrics import Metrics
 from lakebed.lifecycle import paths
 from lakebed.lifecycle.settings import ns
 from lakebed.lifecycle.state import LifecycleState, changed
@@ -35,6 +38,10 @@ class ActionCounts(msgspec.Struct, frozen=True):
         return ActionCounts(*(getattr(self, name) + getattr(more, name) for name in self.__struct_fields__))
 
 
+# What each process has added, by its metrics: (bucket, action) → counts.
+_ADDED: WeakKeyDictionary[Metrics, dict[tuple[str, str], ActionCounts]] = WeakKeyDictionary()
+
+
 class BucketCounts(msgspec.Struct, frozen=True):
     version: int = 1
     actions: dict[str, ActionCounts] = {}  # by "rule_hash/KIND"
@@ -50,7 +57,7 @@ class CountRecorder:
     def __init__(self, state: LifecycleState) -> None:
         self._state = state
         self._registers: dict[str, Register[BucketCounts]] = {}
-        self._added: dict[tuple[str, str], ActionCounts] = self._counted()
+        self._added = _ADDED.setdefault(state.metrics, {})
         self._recorded_ns = state.clock.now_ns()
 
     async def record(self, *, now: bool = False) -> None:
@@ -65,13 +72,20 @@ class CountRecorder:
             before = self._added.get((bucket, action), ActionCounts())
             if total != before:
                 grown.setdefault(bucket, {})[action] = _minus(total, before)
-        for bucket, more in grown.items():
-            try:
-                await self._register(bucket).change(changed(partial(_added, more)))
-            except LakebedError as error:
-                log.warning("counts not recorded", bucket=bucket, error=error.message)
-                continue
-            self._added |= {(bucket, action): counted[bucket, action] for action in more}
+        self._added.update(counted)  # at once: another recorder must not add it too
+        left = dict(grown)
+        try:
+            for bucket, more in grown.items():
+                try:
+                    await self._register(bucket).change(changed(partial(_added, more)))
+                except LakebedError as error:
+                    log.warning("counts not recorded", bucket=bucket, error=error.message)
+                    continue
+                del left[bucket]
+        finally:  # also of a worker that is stopped: the next record adds it
+            for bucket, more in left.items():
+                for action, one in more.items():
+                    self._added[bucket, action] = _minus(self._added[bucket, action], one)
 
     def _register(self, bucket: str) -> Register[BucketCounts]:
         if bucket not in self._registers:

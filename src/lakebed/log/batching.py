@@ -1,8 +1,10 @@
 """The batching producer: many requests share few blobs.
 
-A blob leaves at once when no other is under way: nothing waits before an idle store. While others are under way it
-waits for more chunks, until the last of them is committed, the delay since the last departure is over, or the blob is
-large enough: the more blobs are under way, the larger the next one must be to travel beside them. Where each request is
+A blob leaves at once when no other is under way: nothing waits before an idle store. "At once" is when the event loop
+has nothing more for it, so that requests which have already arrived go with it, at most as long after the first of them
+as the last blob took; where requests come one at a time, nobody looks for others. While others are under way it waits
+for more chunks, until the last of them is committed, the delay since the last departure is over, or the blob is large
+enough: the more blobs are under way, the larger the next one must be to travel beside them. Where each request is
 billed, a blob that is not full always waits until the delay since the last departure is over.
 
 The writer's sequencers keep each partition in order. Everything buffered or in flight is counted; what would exceed the
@@ -31,6 +33,7 @@ NO_OUTCOME = OutcomeUnknown(
 )
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
 BESIDE_BYTES = 512 * 1024  # what leaves beside one blob; twice as much beside two, and so on
+QUIET_TURNS = 2  # of the event loop without a new chunk: a request that is read in one turn is appended in the next
 GROUP_OVERHEAD_BYTES = 256  # a partition's entry in the blob's header, and the header of its batch
 
 
@@ -101,9 +104,10 @@ class BatchingProducer:
         self._writer, self._settings, self._clock, self._appended = writer, settings, runtime.clock, appended
         self._billed, self._delay_s = billed, settings.delay_ms(billed=billed) / 1000
         self._left_s = float("-inf")  # when the last blob left
+        self._patience_s = 0.0  # how long the last blob of several requests took; half of it after each of a single one
         self._buffer = _Buffer()
         self._due: asyncio.Task[None] | None = None
-        self._leaving = False  # what is buffered leaves in this turn of the loop
+        self._leaving = False  # what is buffered leaves within a few turns of the loop
         self._flights: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.flights_max)
         self._held = 0
@@ -159,7 +163,7 @@ class BatchingProducer:
         due_s = self._left_s + self._delay_s
         if (self._idle() and self._clock.monotonic_s() >= due_s) or (not self._billed and self._may_leave()):
             self._leaving = True
-            asyncio.get_running_loop().call_soon(self._leave)
+            self._leave_when_quiet(self._buffer, self._clock.monotonic_s() + self._patience_s)
         elif self._due is None:
             self._due = asyncio.create_task(self._flush_when_due(due_s))
 
@@ -171,10 +175,18 @@ class BatchingProducer:
         count = len(self._flights)
         return count == 0 or (count < self._settings.flights_max and self._buffer.size >= BESIDE_BYTES << (count - 1))
 
-    def _leave(self) -> None:
-        """With everything that this turn of the loop has brought."""
+    def _leave_when_quiet(self, buffer: _Buffer, until_s: float, seen_bytes: int = -1, quiet: int = 0) -> None:
+        """With everything that has arrived: looks again in each turn of the loop until it has brought nothing more."""
+        quiet = quiet + 1 if buffer.size == seen_bytes else 0
+        more = quiet < QUIET_TURNS and buffer.size < BESIDE_BYTES and self._clock.monotonic_s() < until_s
+        if buffer is self._buffer and (more or seen_bytes < 0):
+            asyncio.get_running_loop().call_soon(self._leave_when_quiet, buffer, until_s, buffer.size, quiet)
+            return
         self._leaving = False
-        self._flush(hold=True)
+        if buffer is self._buffer:
+            self._flush(hold=True)
+        else:
+            self._leave_soon()  # it was full, and has left: what came behind it is looked at anew
 
     async def drain(self) -> None:
         """Refuses new requests, and waits for everything that was accepted."""
@@ -217,6 +229,7 @@ class BatchingProducer:
         if slot is None:
             await self._slots.acquire()
             slot = _Slot(self._slots)
+        began_s = self._clock.monotonic_s()
         try:
             self._flushes.inc()
             outcomes = await self._writer.append_shared(
@@ -233,6 +246,8 @@ class BatchingProducer:
         finally:
             slot.leave()
             self._held -= full.held
+            shared = sum(len(group) for _, group in groups) > 1
+            self._patience_s = self._clock.monotonic_s() - began_s if shared else self._patience_s / 2
         self._complete(groups, outcomes)
 
     def _complete(

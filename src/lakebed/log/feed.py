@@ -14,7 +14,7 @@ import numpy as np
 
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, NotFound
-from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, within
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset
 from lakebed.log.codec import RecordBatch, RecordColumns
 from lakebed.log.kafka_batch import KafkaRecords
 from lakebed.log.model import Control, IndexSpan, OffsetOutOfRange, TopicPartition, check_topic
@@ -90,8 +90,7 @@ class TopicFeed:
         kept = {n: at for n, at in start.items() if n not in ends}  # deleted since: no more records
         if not limit:
             return {**kept, **ends}
-        pieces = await self._planned(start, ends, FeedFilter(), limit)
-        pieces.sort(key=lambda piece: _place(piece).span.entry.appended_at_ms)  # the oldest appends first
+        pieces = _oldest_first(await self._planned(start, ends, FeedFilter(), limit))
         reached = {n: min(ends[n], before[n]) for n in ends} | kept
         rows = size_bytes = 0
         for objects, piece in enumerate(pieces, 1):
@@ -117,11 +116,14 @@ class TopicFeed:
                 continue
             tp = TopicPartition(self._topic, n)
             mine: list[FeedSlice] = []
+            rows = size_bytes = 0
             async for span in self._spans(tp, first, last, control):
                 if "time" in wanted.low and span.entry.newest_ms < wanted.low["time"].timestamp() * 1000 - 1:
                     continue
-                mine.append(self._piece(tp, span, first, last, await self._reader.size(span)))
-                if limit and len(within(mine, limit)) < len(mine):
+                piece = self._piece(tp, span, first, last, await self._reader.size(span))
+                mine.append(piece)
+                rows, size_bytes = rows + piece.rows, size_bytes + piece.size_bytes
+                if len(mine) > 1 and limit.exceeded(len(mine), rows, size_bytes):
                     break
             found += mine
         return found
@@ -215,6 +217,18 @@ class TopicFeed:
         key = f"{self._uris.key(span.entry.data_key)} ({tp} {first}-{last})"
         rows = last - first + 1
         return FeedSlice(key, rows, size_bytes * rows // span.entry.msg_count, encoded)
+
+
+def _oldest_first(pieces: Sequence[FeedSlice]) -> list[FeedSlice]:
+    """By the time of their appends; those of a partition stay in their order, also where brokers' clocks differ."""
+    reached_ms: dict[int, int] = {}
+    ordered: list[tuple[int, FeedSlice]] = []
+    for piece in pieces:
+        place = _place(piece)
+        n = place.tp.partition
+        reached_ms[n] = max(reached_ms.get(n, 0), place.span.entry.appended_at_ms)
+        ordered.append((reached_ms[n], piece))
+    return [piece for _, piece in sorted(ordered, key=lambda one: one[0])]
 
 
 def _fitting(piece: FeedSlice, limit: Limit, rows: int, size_bytes: int) -> int:

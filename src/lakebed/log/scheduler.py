@@ -203,9 +203,9 @@ class CompactionScheduler:
         async def one(blob: Sequence[CompactionRun]) -> None:
             async with slots:
                 tps = {run.tp for run in blob}
-                if self._session is None or not self._session.alive:
-                    return  # the claims ended: another process may be at work by now
                 try:
+                    if self._session is None or not self._session.alive:
+                        return  # the claims ended: another process may be at work by now
                     found = {
                         tp: _failed(tp, done) if isinstance(done, LakebedError) else done
                         for tp, done in (await self._compactor.compact(blob)).items()

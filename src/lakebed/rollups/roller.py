@@ -42,7 +42,7 @@ from lakebed.rollups.model import (
 )
 from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 from lakebed.rollups.sweeper import AFTER_S, RollupSweeper
-from lakebed.store.lease import HeldLease, Lease
+from lakebed.store.lease import HeldByAnother, HeldLease, Lease
 from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
@@ -117,23 +117,17 @@ class Roller:
         self._coverage = RollupCoverage(store, self._raw)
         self._sweeper = RollupSweeper(runtime, after_s=sweep_after_s)
         self._merger = ChunkMerger(runtime, windows_s=self._windows_s)
-        self._lease = Lease(
-            runtime,
-            paths.ROLLER_LEASE,
-            owner=owner,
-            lease_s=lease_s,
-        )
-        self.state = Register(
-            runtime,
-            paths.ROLLER_STATE,
-            RollupState,
-            RollupState(),
-            name="roller",
-        )
+        self._lease = Lease(runtime, paths.ROLLER_LEASE, owner=owner, lease_s=lease_s)
+        self.state = Register(runtime, paths.ROLLER_STATE, RollupState, RollupState(), name="roller")
         self._samples = metrics.counter("lakebed_rollup_samples_total")
         self._chunks = metrics.counter("lakebed_rollup_chunks_total")
         self._unreadable = metrics.gauge("lakebed_rollup_unreadable_batches")
-        self._lag = metrics.gauge("lakebed_rollup_lag_seconds")
+        self._through_ns = clock.now_ns()  # nothing is known yet: the lag grows from the start
+        metrics.gauge("lakebed_rollup_lag_seconds").set_function(self.lag_s)
+
+    def lag_s(self) -> float:
+        """Now minus the time up to which acceptances are rolled up: it grows while runs fail."""
+        return max(0.0, (self._clock.now_ns() - self._through_ns) / 1e9)
 
     async def run(self, *, cold: bool = False) -> RollupReport:
         """Rolls up everything there is. `cold` looks at all of the index by time, not only since what is settled.
@@ -141,7 +135,11 @@ class Roller:
         Raises HeldByAnother when another owner is at it, Fenced when one took over meanwhile: nothing is lost or
         counted twice by that. Unreadable batches are listed in the report.
         """
-        held = await self._lease.acquire()
+        try:
+            held = await self._lease.acquire()
+        except HeldByAnother:
+            self._through_ns = (await self.state.read()).value.through_ns or self._through_ns
+            raise
         work = asyncio.create_task(self._roll(held.epoch, cold))
         keeping = asyncio.create_task(self._keep(held))
         try:
@@ -190,8 +188,7 @@ class Roller:
         await self._sweep_plans(state)
         removed_ns = await self._sweep(state, epoch, report)
         report.merged = await self._merger.merge(state, epoch, removed_ns)
-        report.through_unix_ns = state.through_ns
-        self._lag.set(max(0.0, (self._clock.now_ns() - report.through_unix_ns) / 1e9))
+        report.through_unix_ns = self._through_ns = state.through_ns
         return report
 
     async def _now(self) -> RollupState:

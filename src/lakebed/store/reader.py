@@ -77,10 +77,16 @@ class BucketReader:
         return bytes(self._call(self._whole, key=key, bytes_max=bytes_max))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """These bytes of the object. Raises NotFound, or Corrupt when it is shorter."""
+        """These bytes of the object. Raises NotFound, or Corrupt when it is shorter.
+
+        A truncated body is requested again; when none is complete, Unavailable is raised.
+        """
         if not length:
             return b""
-        data = bytes(self._call(self._part, key=key, start=start, length=length))
+        try:
+            data = bytes(self._call(self._part, key=key, start=start, length=length))
+        except Corrupt:  # not one byte of it is there
+            data = b""
         if len(data) != length:
             raise Corrupt(f"{key!r} ends before byte {start + length}")
         return data
@@ -89,7 +95,8 @@ class BucketReader:
         span = f"bytes={start}-{start + length - 1}"
         answer = self._s3.get_object(Bucket=self._bucket, Key=self._root + key, Range=span)
         with closing(answer["Body"]) as body:
-            data: bytes = body.read(length)
+            size = answer.get("ContentLength")
+            data: bytes = body.read() if size is not None and size <= length else body.read(length)
         return data
 
     def _whole(self, *, key: str, bytes_max: int) -> bytes:
@@ -155,6 +162,8 @@ KINDS: dict[str, type[LakebedError]] = {
     "NoSuchBucket": NotFound,
     "NoSuchKey": NotFound,
     "404": NotFound,
+    "InvalidRange": Corrupt,
+    "416": Corrupt,
 }
 
 

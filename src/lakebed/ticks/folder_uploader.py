@@ -54,7 +54,7 @@ class FolderUploader:
         self._project_id, self._keys, self._mode, self._keep = project_id, keys or {}, mode, keep
         self._clock, self._interval_s, self._alert = runtime.clock, interval_s, alert
         self._current = self._failures = 0
-        self._alerts: set[str] = set()  # alerts that this folder has raised
+        self._alerts = {REFUSED, STUCK}  # alerts that this folder has raised, in this run or an earlier one
         self._ticks = runtime.metrics.counter("lakebed_agent_ticks_total")
         self._waiting = runtime.metrics.gauge("lakebed_agent_waiting_ticks")
 

@@ -141,6 +141,20 @@ async def test_numbers_are_contiguous_over_samples_and_batches_close_at_their_li
     assert [float(n) for n in range(25)] == disk_queue.values
 
 
+async def test_what_a_full_batch_leaves_behind_waits_no_longer_than_the_interval() -> None:
+    """The rest of a burst is on disk when the interval of its samples is over, though nothing comes after it."""
+    disk_queue, clock = Shelf(), ManualClock()
+    batcher = batcher_on(disk_queue, clock, samples_max=10)
+    running = asyncio.ensure_future(batcher.run())
+
+    await batcher.put(samples(25))
+    await clock.advance(INTERVAL_S + 0.1)
+
+    assert disk_queue.spans == [(0, 9), (10, 19), (20, 24)]
+    assert batcher.buffered == 0
+    running.cancel()
+
+
 async def test_the_byte_limit_closes_a_batch() -> None:
     """A batch holds as many samples as fit, and at least one."""
     disk_queue, clock = Shelf(), ManualClock()

@@ -454,6 +454,17 @@ async def test_the_health_of_an_agent_is_that_of_its_queue(tmp_path: Path, metri
     agent._queue.close()
 
 
+async def test_every_synchronous_write_is_counted_once(tmp_path: Path, metrics: Metrics) -> None:
+    """However many batches are stored one after the other."""
+    agent = await opened(agent_of(tmp_path, metrics))
+
+    for first in (0, 5, 10):
+        await agent._store([frame("boot-1", first, first + 4)])
+
+    assert metrics.value("lakebed_agent_fsyncs_total") == agent._queue.files.fsyncs
+    agent._queue.close()
+
+
 async def test_a_queue_that_gives_up_batches_is_an_alert_until_it_has_room(tmp_path: Path, metrics: Metrics) -> None:
     """A blocked queue too; trouble of the disk has an alert of its own."""
     limits = {"queue_batches_max": 8, "when_full": "drop_oldest"}

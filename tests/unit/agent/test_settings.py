@@ -7,8 +7,10 @@ import pytest
 
 from lakebed.agent.alerts import KINDS, PARKED_KINDS, Alerts, read_alerts
 from lakebed.agent.settings import AgentSettings
+from lakebed.agent.snapshot import STALE
 from lakebed.core.errors import Invalid
 from lakebed.core.metrics import Metrics
+from lakebed.ticks.folder_uploader import REFUSED, STUCK
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,20 @@ def test_an_alert_is_a_metric_and_a_file_for_as_long_as_it_lasts(tmp_path: Path)
     assert (alert.kind, alert.message, alert.count, alert.first_at_ms) == ("denied", "still no", 2, 5)
     assert (lasting, metrics.value("lakebed_agent_alert_on", kind="denied")) == (1.0, 0.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_alert_that_is_raised_is_a_metric(tmp_path: Path) -> None:
+    """Those of the configuration and of ticks too, which other parts raise: 1 while they last, and 0 after."""
+    metrics = Metrics()
+    alerts = Alerts(tmp_path, metrics=metrics, now_ms=lambda: 5)
+    shown = []
+    for kind in (STALE, REFUSED, STUCK):
+        alerts.on(kind, "why")
+        shown.append(metrics.value("lakebed_agent_alert_on", kind=kind))
+        alerts.off(kind)
+        shown.append(metrics.value("lakebed_agent_alert_on", kind=kind))
+
+    assert [1.0, 0.0] * 3 == shown
 
 
 def test_every_reason_to_park_is_an_alert() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.settings import AgentSettings, TickFolder
 from lakebed.agent.snapshot import FILE, STALE, AgentConfig, ConfigSnapshot, read_config
@@ -72,6 +73,18 @@ async def test_what_is_no_snapshot_is_refused_and_the_last_good_one_stays(tmp_pa
     assert [(STALE, True)] == alerts
 
 
+async def test_the_alert_of_the_run_before_ends_with_the_first_success(tmp_path: Path) -> None:
+    """It was stale at the stop, and its alert outlived the restart: the next snapshot that is good ends it."""
+    hub, alerts = Hub("http://one"), Alerts(tmp_path, metrics=Metrics(), now_ms=lambda: 5)
+    alerts.on(STALE, "not refreshed")
+    snapshot = snapshot_of(hub, tmp_path)
+    snapshot.alert = lambda kind, message: alerts.on(kind, message) if message else alerts.off(kind)
+
+    await snapshot.refresh()
+
+    assert [] == read_alerts(tmp_path)
+
+
 async def test_a_change_is_passed_on_once_and_kept_before(tmp_path: Path) -> None:
     """Listeners get a new address; the same again is no change; the alert of a failure ends."""
     hub = Hub("http://one")
@@ -90,7 +103,7 @@ async def test_a_change_is_passed_on_once_and_kept_before(tmp_path: Path) -> Non
 
     assert [("http://one",), ("http://elsewhere",)] == [config.urls for config, _ in passed]
     assert all(config == read_config(kept) for config, kept in passed)
-    assert [(STALE, True), (STALE, False)] == alerts
+    assert [False, False, True, False] == [on for _, on in alerts]
 
 
 async def test_a_change_that_a_listener_could_not_take_is_passed_on_again(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from lakebed.batches.codec.index import decode_segment, single_objects
 from lakebed.batches.derived_writes import FLUSH_S
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, ConflictRecord, IdentityConflict
 from lakebed.batches.reader import RawBatches
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import OutcomeUnknown, Overloaded, Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.store.memory import MemoryStore
@@ -225,6 +226,50 @@ async def test_a_store_that_never_says_gives_503_and_the_retry_is_safe(
     assert failed.value.retry_after_s == 2.0
     assert answer.duplicate
     assert len(await keys(store, paths.ACCEPTED)) == 1
+
+
+async def test_a_store_that_hangs_or_holds_a_damaged_manifest_is_a_failed_upload_to_retry(
+    store: MemoryStore, make_acceptor: MakeAcceptor, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 with a wait and counted as failed, never an internal error; it takes no room afterwards."""
+    await store.create(paths.accepted_key(IDENTITY), b"half a manifest")
+    acceptor = make_acceptor(store, timeout_s=0.05, accepting_max=1)
+    with pytest.raises(Unavailable) as damaged:
+        await acceptor.accept(submit(frame_of()))
+
+    async def hanging(key: str, data: bytes) -> Any:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", hanging)
+        with pytest.raises(Unavailable, match="did not respond") as hung:
+            await acceptor.accept(submit(frame_of(10, 19)))
+    answer = await acceptor.accept(submit(frame_of(10, 19)))
+
+    assert [2.0, 2.0] == [each.value.retry_after_s for each in (damaged, hung)]
+    assert not answer.duplicate
+    assert [2, 1] == [metrics.value("lakebed_batches_uploads_total", outcome=each) for each in ("failed", "accepted")]
+
+
+async def test_the_same_upload_twice_at_once_is_stored_once(
+    store: MemoryStore, make_acceptor: MakeAcceptor, metrics: Metrics
+) -> None:
+    """The second waits for the first and is answered from what that one learned."""
+    created: list[str] = []
+    create = store.create
+
+    async def counted(key: str, data: bytes) -> Any:
+        created.append(key)
+        await settle()
+        return await create(key, data)
+
+    store.create = counted  # type: ignore[method-assign]
+    acceptor = make_acceptor(store)
+    answers = await asyncio.gather(*(acceptor.accept(submit(frame_of())) for _ in range(3)))
+
+    assert [False, True, True] == [each.duplicate for each in answers]
+    assert 1 == created.count(paths.accepted_key(IDENTITY))
+    assert 10 == metrics.value("lakebed_batches_samples_total")
 
 
 async def test_the_blob_of_an_upload_that_failed_is_found_without_a_full_scan(

@@ -198,6 +198,26 @@ async def test_a_flush_that_fails_is_tried_until_it_is_written(
     await after.stop()
 
 
+async def test_a_full_segment_is_written_before_its_interval_is_over(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its limit of rows, and what came behind it waits for its own time."""
+    monkeypatch.setattr("lakebed.batches.derived_writes.ROWS_MAX", 2)
+    after = make_derived(store, manual_clock, metrics, waiting_max=10)
+    after.start()
+    put_row(after, manual_clock, 0)
+    await settle()
+    none = await starts(store)
+    for number in (1, 2):
+        put_row(after, manual_clock, number)
+    await settle()
+    full = await starts(store)
+    await after.stop()
+
+    assert ([], [0, 10]) == (none, sorted(full))
+    assert [0, 10, 20] == sorted(await starts(store))
+
+
 async def test_rows_that_a_stop_leaves_unwritten_are_counted_as_dropped(
     store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
 ) -> None:
@@ -212,6 +232,30 @@ async def test_rows_that_a_stop_leaves_unwritten_are_counted_as_dropped(
     for number in range(3):
         put_row(after, manual_clock, number)
     await settle()
+
+    await after.stop(drain_s=0.05)
+
+    assert (0, 3) == tuple(
+        metrics.value("lakebed_batches_aftermath_total", outcome=outcome) for outcome in ("written", "dropped")
+    )
+
+
+async def test_rows_that_are_being_written_when_a_stop_gives_up_are_counted_as_dropped(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """The store does not answer: those on their way and those behind them are counted, each once."""
+
+    async def hanging(key: str, data: bytes) -> Any:
+        await asyncio.Event().wait()
+
+    store.create = hanging  # type: ignore[method-assign]
+    after = make_derived(store, manual_clock, metrics, waiting_max=10)
+    after.start()
+    for number in range(2):
+        put_row(after, manual_clock, number)
+    await manual_clock.advance(FLUSH_S)
+    await settle()
+    put_row(after, manual_clock, 2)
 
     await after.stop(drain_s=0.05)
 
@@ -278,6 +322,28 @@ async def test_a_held_boot_is_held_with_its_reason_and_only_it(store: MemoryStor
     held.check(BatchIdentity("a2", "b", 0, 1))
     record = read_record(await store.get(paths.held_boot_key("a", "b")), HeldBoot)
     assert ("odd", "me") == (record.reason, record.held_by)
+
+
+async def test_held_boots_are_known_up_to_their_limit(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is listed is bounded; a listing that fails releases none."""
+    monkeypatch.setattr(conflicts, "HELD_MAX", 2)
+    for boot in ("b1", "b2", "b3"):
+        await store.create(paths.held_boot_key("a", boot), b"{}")
+    held = HeldBoots(runtime_on(store, manual_clock))
+    await held.refresh()
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise Unavailable("away")
+
+    monkeypatch.setattr(store, "list", failing)
+    await held.try_refresh()
+
+    for boot in ("b1", "b2"):
+        with pytest.raises(BootHeld):
+            held.check(BatchIdentity("a", boot, 0, 1))
+    held.check(BatchIdentity("a", "b3", 0, 1))
 
 
 async def test_a_released_boot_is_accepted_again(store: MemoryStore, manual_clock: ManualClock) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakebed.batches import acceptance, paths
@@ -13,7 +14,7 @@ from lakebed.batches.codec.frame import decode
 from lakebed.batches.feed import BatchesFeed, moment_ns
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Corrupt, Invalid
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, SliceRead, read_all
 from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.memory import MemoryStore
@@ -224,3 +225,51 @@ async def test_a_note_of_the_same_instant_as_the_last_one_is_not_passed_over(env
             await env.clock.advance(60)
 
     assert sorted(wanted) == sorted(given_late)
+
+
+async def test_a_limit_is_kept_however_many_entries_are_looked_at_together(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long listing is cut in pieces: each step has what fits, and no entry is passed over or given twice."""
+    monkeypatch.setattr("lakebed.batches.feed.CHUNK", 2)
+    made = [await env.accept(number, env.clock.now_ns() - (100 - number) * 10**9) for number in range(7)]
+
+    found = await given(env.feed(), Limit(rows=30), 4)
+
+    assert [made[:3], made[3:6], made[6:], []] == found
+
+
+async def test_notes_of_batches_behind_the_end_of_a_range_are_not_given(env: Env) -> None:
+    """The end is exclusive, for late batches too."""
+    inside, outside = (env.clock.now_ns() - at_s * 10**9 for at_s in (60, 50))
+    feed = env.feed(end_ns=outside)
+    at = {"through_ns": outside, "late_ms": 0}  # as after a range whose end was later
+    keys = [await env.accept(n, at_ns, noted=True) for n, at_ns in enumerate((inside, outside))]
+    await env.clock.advance(60)
+
+    found = await feed.slices(at, await feed.reach(at, Limit()), FeedFilter())
+
+    assert keys[:1] == [piece.key for piece in found]
+
+
+async def test_a_blob_of_another_batch_is_corrupt_and_columns_say_where_a_sample_comes_from(env: Env) -> None:
+    """A reader never gives the samples of one sender as those of another."""
+    at_ns = env.clock.now_ns() - 60 * 10**9
+    await env.accept(0, at_ns)
+    await env.accept(0, at_ns + 1, agent="other")
+    feed = env.feed()
+    mine, other = await feed.slices(await feed.begin(), {"through_ns": at_ns + 1, "late_ms": 0}, FeedFilter())
+
+    rows = await feed.load(mine, ["batch_id", "accepted_at", "agent_id"], FeedFilter())
+    entries = [await feed.entry(piece) for piece in (mine, other)]
+    swapped = msgspec.structs.replace(
+        entries[0], frame_sha256=entries[1].frame_sha256, raw_blob_key=entries[1].raw_blob_key
+    )
+    wrong = msgspec.structs.replace(mine, locator=msgspec.json.encode(swapped))
+
+    assert [(mine.id, "a")] * 10 == list(zip(rows["batch_id"].to_pylist(), rows["agent_id"].to_pylist(), strict=True))
+    assert {at_ns // 1000} == set(rows["accepted_at"].cast("int64").to_pylist())
+    with pytest.raises(Corrupt):
+        await feed.load(wrong, ["agent_id"], FeedFilter())
+    with pytest.raises(Invalid):
+        env.feed(start_ns=5, end_ns=5)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptor import store_conflict
 from lakebed.batches.findings import FindingsRepairer
 from lakebed.batches.model import AcceptedBatch, write_record
 from lakebed.batches.packer import write_blob
@@ -43,15 +44,17 @@ async def left_bare(store: MemoryStore, frame: bytes) -> AcceptedBatch:
     return accepted
 
 
-async def publish(store: MemoryStore, keys: list[str], *, whole: bool = True, lines: int | None = None) -> None:
+async def publish(
+    store: MemoryStore, keys: list[str], *, whole: bool = True, lines: int | None = None, do: str = "mend"
+) -> None:
     """An audit's objects, as docs/formats/audit.md reports."""
     work = f"audit/v1/{AUDIT_ID}/tasks/mend-1.jsonl"
-    output = [json.dumps({"do": "mend", "key": key, "finding": "unindexed"}) for key in keys]
+    output = [json.dumps({"do": do, "key": key, "finding": "unindexed"}) for key in keys]
     await store.create(work, ("\n".join(output) + "\n").encode())
     record: dict[str, Any] = {
         "schema": "lakebed.audit.v1",
         "audit_id": AUDIT_ID,
-        "work": [{"key": work, "do": "mend", "lines": len(keys) if lines is None else lines}],
+        "work": [{"key": work, "do": do, "lines": len(keys) if lines is None else lines}],
         "proof": {"through_ns": 17, "source": "list", "accepted": 5, "quarantined": 0, "whole": whole},
     }
     await store.create(f"audit/v1/{AUDIT_ID}/audit.json", json.dumps(record).encode())
@@ -127,6 +130,53 @@ async def test_a_file_of_work_that_lacks_lines_is_corrupt_and_nothing_is_proven(
         await mender.repair()
 
     assert (await reconciler.audits.read()).value.audited_through_ns == 0
+
+
+async def test_more_findings_than_are_repaired_together_are_repaired_once_each(
+    store: MemoryStore, mender: FindingsRepairer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many groups they make, the last one too."""
+    monkeypatch.setattr("lakebed.batches.findings.GROUP", 2)
+    accepted = [await left_bare(store, frame_of(n * 10, n * 10 + 9)) for n in range(5)]
+    await publish(store, [paths.accepted_key(each.identity) for each in accepted])
+
+    report = await mender.repair()
+
+    assert report is not None
+    assert (5, {"indexed": 5, "rollup_work": 5}) == (report.checked, report.repaired)
+
+
+@pytest.mark.parametrize("damage", ["record", "line", "missing"])
+async def test_an_audit_that_cannot_be_read_is_corrupt_and_not_done(
+    store: MemoryStore, mender: FindingsRepairer, damage: str
+) -> None:
+    """Its record, a line of its work, or a record that is not there: the same error until it is there again."""
+    accepted = await left_bare(store, frame_of())
+    await publish(store, [paths.accepted_key(accepted.identity)])
+    record, work = f"audit/v1/{AUDIT_ID}/audit.json", f"audit/v1/{AUDIT_ID}/tasks/mend-1.jsonl"
+    if damage == "missing":
+        await store.delete(record)
+    else:
+        store.bucket.overwrite(record if damage == "record" else work, b"{ no json")
+
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            await mender.repair()
+
+
+async def test_references_of_quarantined_batches_are_repaired_too(store: MemoryStore, mender: FindingsRepairer) -> None:
+    """Without its reverse reference a conflict's bytes have one guard less against garbage collection."""
+    accepted = await left_bare(store, frame_of())
+    refused = submit(frame_of(value=2.0))
+    await store_conflict(store, acceptance.conflict(accepted, refused.sha256, at_ns=9, collector_id="c"))
+    (reference,) = [info.key async for info in store.list(paths.QUARANTINE_BY_BLOB)]
+    await store.delete(reference)
+    await publish(store, [paths.quarantine_key(refused.batch.identity, refused.sha256)], do="mend_quarantine")
+
+    report = await mender.repair()
+
+    assert report is not None and {"quarantine_by_blob": 1} == report.repaired
+    assert [reference] == [info.key async for info in store.list(paths.QUARANTINE_BY_BLOB)]
 
 
 async def test_without_an_audit_there_is_nothing_to_mend(mender: FindingsRepairer) -> None:

@@ -241,3 +241,57 @@ async def test_a_look_lists_the_overlap_and_what_came_since_not_the_hour(manual_
 
     assert (40, 1) == (first, await follower.poll())
     assert 7 == len(listed[before:])  # six of the last 60 s, and the new one
+
+
+class ReadingStore(MemoryStore):
+    """Counts blobs that are read, and how many at once."""
+
+    reads = now = most = 0
+
+    async def get(self, key: str) -> StoredObject:
+        if not key.startswith(paths.RAW_BLOBS):
+            return await super().get(key)
+        self.reads, self.now = self.reads + 1, self.now + 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        return await super().get(key)
+
+
+@pytest.mark.parametrize(("limit", "most"), [({"READS_AT_ONCE": 2}, 2), ({"READ_BYTES_MAX": 1}, 1)])
+async def test_a_look_reads_a_bounded_number_of_frames_at_once_and_all_of_them(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int], most: int
+) -> None:
+    """By number and by bytes; however they are grouped, live state has each, oldest first."""
+    for name, value in limit.items():
+        monkeypatch.setattr(follower_module, name, value)
+    store = ReadingStore(clock=manual_clock)
+    for n in range(5):
+        frame = frame_of(n * 10, n * 10 + 9)
+        accepted = await accept(store, frame, manual_clock.now_ns() - (9 - n) * SECOND_NS, indexed=False)
+        row = acceptance.entry_of(accepted, acceptance.span_of(submit(frame).batch))
+        await write_rows(store, [row], writer="c")
+    follower, live = _made(store, manual_clock)
+
+    assert (5, 5, most) == (await follower.poll(), store.reads, store.most)
+    assert [0, 10, 20, 30, 40] == [identity.seq_start for identity, _ in live.batches()]
+    assert 0 == live.evicted_through_ns
+
+
+async def test_a_look_ends_where_memory_does_and_says_so(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest are held; what there is no room for is not read, and queries go to the bucket for it."""
+    monkeypatch.setattr(follower_module, "READS_AT_ONCE", 1)
+    store = ReadingStore(clock=manual_clock)
+    at_ns = [manual_clock.now_ns() - (9 - n) * SECOND_NS for n in range(6)]
+    for n in range(6):
+        await accept(store, frame_of(n * 10, n * 10 + 9), at_ns[n])
+    room = 2 * follower_module.batch_bytes(submit(frame_of()).batch)
+    live = LiveBatches(runtime_of(manual_clock, metrics=Metrics()), bytes_max=room, window_s=3600)
+    follower = Follower(RawBatches(store), live, window_s=600.0, overlap_s=60.0, interval_s=2.0, clock=manual_clock)
+
+    await follower.poll()
+
+    assert [40, 50] == [identity.seq_start for identity, _ in live.batches()]
+    assert (3, at_ns[3]) == (store.reads, live.evicted_through_ns)

@@ -138,6 +138,55 @@ async def test_a_batch_that_comes_out_of_order_is_found_in_the_gap(
     assert (1, [0, 10, 20, 30]) == (report.checked, sorted(await indexed(store)))
 
 
+async def test_a_batch_of_one_number_is_found_in_its_gap(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """The gap ends with the number that it begins with."""
+    for start, end in ((0, 4), (6, 9)):
+        await lost(store, manual_clock, frame_of(start, end))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    await lost(store, manual_clock, frame_of(5, 5))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+
+    assert [0, 5, 6] == sorted(await indexed(store))
+
+
+async def test_a_boot_that_was_heard_within_the_hour_is_listed_by_every_pass(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """An agent that sends every half an hour does not wait for its repair."""
+    await lost(store, manual_clock, frame_of(0, 9))
+    await manual_clock.advance(3000)
+    await make_scan(store).scan()
+    await lost(store, manual_clock, frame_of(10, 19))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+
+    assert [0, 10] == sorted(await indexed(store))
+
+
+async def test_a_pass_that_fails_leaves_its_ranges_to_others(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a range is listed, and while what was found is checked: another process need not wait for the lease."""
+    await lost(store, manual_clock, frame_of())
+    await manual_clock.advance(60)
+
+    async def failing(*_: Any) -> Any:
+        raise Unavailable("away")
+
+    for target, name in ((IncrementalScan, "_new_of"), (Reconciler, "check")):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, failing)
+            with pytest.raises(Unavailable):
+                await make_scan(store, "one").scan()
+    report = await make_scan(store, "two").scan()
+
+    assert (1, [0]) == (report.checked, await indexed(store))
+
+
 async def test_two_reconcilers_share_the_ranges(
     store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
 ) -> None:
@@ -210,6 +259,28 @@ async def test_a_backlog_larger_than_one_pass_is_finished_by_the_next_ones(
     assert 60 == lags[0] and incremental.GRACE_NS / 1e9 == lags[-1]
 
 
+@pytest.mark.parametrize("quiet_days", [0.125, 40.0])
+async def test_a_backlog_of_a_boot_that_is_long_quiet_is_finished_by_the_next_passes(
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    make_scan: MakeScan,
+    monkeypatch: pytest.MonkeyPatch,
+    quiet_days: float,
+) -> None:
+    """What did not fit is neither put off nor closed; the lag says that there is more until all of it is checked."""
+    monkeypatch.setattr(incremental, "KEYS_MAX", 3)
+    for number in range(8):
+        await lost(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+    scan = make_scan(store)
+    await manual_clock.advance(quiet_days * DAY_S)
+    found = []
+    for _ in range(3):
+        await scan.scan()
+        found.append((len(await indexed(store)), scan.lag_s() == incremental.GRACE_NS / 1e9))
+
+    assert [(3, False), (6, False), (8, True)] == found
+
+
 async def test_the_alert_fires_when_the_reconciler_stands_still(
     store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, metrics: Metrics
 ) -> None:
@@ -237,6 +308,25 @@ async def test_the_alert_fires_when_the_reconciler_stands_still(
 
     assert (False, False, True) == (well, soon, late)
     assert metrics.value("lakebed_batches_reconciler_errors_total") >= 10
+
+
+async def test_a_range_that_another_process_has_just_checked_is_not_listed_again(
+    manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """Ten workers scan a lake as often as one does; a command checks at once."""
+    store = CountingStore(clock=manual_clock)
+    accepted = await lost(store, manual_clock, frame_of())
+    folder = paths.accepted_key(accepted.identity).rpartition("/")[0] + "/"
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    listed = []
+    for wait_s, force in ((0.0, False), (0.0, True), (300.0, False)):
+        await manual_clock.advance(wait_s)
+        store.lists.clear()
+        await make_scan(store, "two").scan(force=force)
+        listed.append(folder in store.lists)
+
+    assert [False, True, True] == listed
 
 
 async def test_a_scan_that_was_overtaken_moves_no_watermark(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from botocore.exceptions import ClientError
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.model import AcceptedBatch, write_record
-from lakebed.batches.notifications import Notification, NotificationFollower, created
+from lakebed.batches.notifications import Notification, NotificationFollower, SqsNotifications, created
 from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler, ReconcileReport
@@ -15,6 +16,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
+from lakebed.store.settings import StoreSettings
 from support.batch_frames import frame_of, submit
 from support.runtimes import runtime_on
 
@@ -106,3 +108,57 @@ async def test_a_message_whose_check_failed_is_not_deleted(store: MemoryStore, m
     with pytest.raises(Unavailable):
         await follower.step(ReconcileReport("hot"))
     assert [] == queue.deleted
+
+
+async def test_messages_that_come_later_wait_for_their_own_grace_and_too_many_are_checked_early(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is deleted once, behind its own check; a flood is not held in memory."""
+    monkeypatch.setattr("lakebed.batches.notifications.HELD_MAX", 4)
+    first, second, *flood = [Notification(f"r{number}", ()) for number in range(6)]
+    queue = ScriptedQueue([first], [second], [], flood)
+    role = Reconciler(runtime_on(store, manual_clock), overlap_s=900.0, concurrency=4)
+    follower, deleted = NotificationFollower(manual_clock, queue, role, grace_s=10.0, pace_s=5.0), []
+    for pause_s in (8.0, 8.0, 15.0, 0.0):
+        await follower.step(ReconcileReport("hot"))
+        deleted.append(list(queue.deleted))
+        await manual_clock.advance(pause_s)
+    await follower.step(ReconcileReport("hot"))
+
+    assert [[], [], ["r0"]] == deleted[:3]
+    assert [f"r{number}" for number in range(6)] == queue.deleted
+
+
+class SqsClient:
+    """What boto3 offers, without a network."""
+
+    def __init__(self) -> None:
+        self.deleted: list[list[str]] = []
+
+    def receive_message(self, **_: object) -> dict[str, object]:
+        body = msgspec.json.encode({"Records": [event(f"prod/{KEY}")]}).decode()
+        return {"Messages": [{"ReceiptHandle": "r", "Body": body}]}
+
+    def delete_message_batch(self, *, QueueUrl: str, Entries: list[dict[str, str]]) -> None:
+        assert len({each["Id"] for each in Entries}) == len(Entries)
+        self.deleted.append([each["ReceiptHandle"] for each in Entries])
+
+
+async def test_messages_are_deleted_as_many_at_once_as_sqs_takes_and_each_once() -> None:
+    """Keys lose the prefix of the deployment; a queue that fails is Unavailable."""
+    settings = StoreSettings.of({"url": "s3://lake", "prefix": "prod/"})
+    queue, client = SqsNotifications(settings, "https://sqs.example/1/q"), SqsClient()
+    queue._client = client
+    (found,) = await queue.receive()
+    receipts = [f"r{number}" for number in range(25)]
+    await queue.delete(receipts)
+
+    assert [KEY] == [info.key for info in found.created]
+    assert [receipts[:10], receipts[10:20], receipts[20:]] == client.deleted
+
+    def refused(**_: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "ReceiveMessage")
+
+    client.receive_message = refused  # type: ignore[assignment]
+    with pytest.raises(Unavailable):
+        await queue.receive()

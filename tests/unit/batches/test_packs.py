@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,13 +20,15 @@ from lakebed.batches.feed import BatchesFeed
 from lakebed.batches.matchers import Selector
 from lakebed.batches.model import AcceptedBatch, Batch, HeldBoot, IdentityConflict, SettledBoot, write_record
 from lakebed.batches.packer import Packer, read_table, write_blob
+from lakebed.batches.plot import MetricPlots
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settings import BatchesSettings
 from lakebed.batches.settled import settled_register
 from lakebed.batches.sweeper import BlobSweeper
-from lakebed.core.clock import ManualClock
+from lakebed.batches.view import RecentBatches
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Corrupt, Unavailable
 from lakebed.core.feed import FeedFilter
 from lakebed.core.settings import Contradiction
@@ -35,6 +38,7 @@ from lakebed.store.runtime import StoreRuntime
 from support.batch_frames import START_NS, frame_of, submit
 from support.rollup_fixtures import make_roller, make_sources
 from support.runtimes import runtime_on
+from support.tick_fixtures import context_of
 
 HORIZON_S = 100.0
 DAY_S = 86_400.0
@@ -132,6 +136,37 @@ async def test_a_full_pack_is_written_without_waiting(runtime: StoreRuntime, sto
     places = await asyncio.gather(*map(packer.store, frames))
 
     assert 2 == len({place.key for place in places}) == len(await blobs(store))
+
+
+async def test_a_frame_that_does_not_fit_opens_the_next_pack(
+    runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """A pack never grows over its limit; the last one is written after the wait."""
+    frames = [submit(frame) for frame in fleet(5)]
+    size = len(frames[0].frame)
+    packer = Packer(runtime, wait_s=1.0, bytes_max=2 * size + size // 2)
+    pending = [asyncio.ensure_future(packer.store(frame)) for frame in frames]
+    await settle()
+    await manual_clock.advance(1.0)
+    places = await asyncio.gather(*pending)
+
+    assert [2, 2, 1] == sorted(Counter(place.key for place in places).values(), reverse=True)
+
+
+async def test_frames_that_come_within_the_wait_share_a_pack(
+    runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """It counts from the first of them."""
+    packer = Packer(runtime, wait_s=0.05)
+    pending = []
+    for frame in fleet(3):
+        pending.append(asyncio.ensure_future(packer.store(submit(frame))))
+        await settle()
+        await manual_clock.advance(0.03)
+    await manual_clock.advance(0.05)
+    places = [await each for each in pending]
+
+    assert places[0].key == places[1].key != places[2].key
 
 
 async def test_a_failed_write_fails_every_frame_of_the_pack(runtime: StoreRuntime, manual_clock: ManualClock) -> None:
@@ -415,3 +450,18 @@ async def test_a_sweep_finds_in_the_bucket_what_decides_about_a_frame(
     found = [info.key async for info in store.list(paths.ACCEPTED)]
     mine = [read_record(await store.get(key), AcceptedBatch) for key in found if key in keys]
     assert (len(frames) if accepted else 0) == sum(each.raw_blob_key == places[0].key for each in mine)
+
+
+async def test_the_console_opens_a_packed_batch_and_offers_its_metrics(
+    runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """The series of a batch and the names for a plot are read out of the pack."""
+    _, manifest, _ = await accept_all(runtime, fleet())
+    context = context_of(store, clock=manual_clock)
+    recent = RecentBatches(context)
+
+    opened = await recent.detail(manifest.identity)
+    names = await MetricPlots(context, recent).names()
+
+    assert ("", 2) == (opened.error, opened.series_count)
+    assert [("cpu", ("host",))] == [(each.metric, each.labels) for each in names]

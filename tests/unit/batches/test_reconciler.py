@@ -11,12 +11,14 @@ import pytest
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import Acceptor, store_conflict
+from lakebed.batches.codec.index import OrphanRow
 from lakebed.batches.codec.pack import PackedFrame
+from lakebed.batches.index import write_rows
 from lakebed.batches.live import LiveBatches
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
 from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches, verified
-from lakebed.batches.reconciler import AuditProgress, Reconciler
+from lakebed.batches.reconciler import AuditProgress, Reconciler, ReconcileReport
 from lakebed.batches.sweeper import BlobSweeper, Evidence, judge
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import NotFound, Unavailable
@@ -88,6 +90,46 @@ async def test_an_audit_derives_everything_a_dead_collector_left_out(
     assert [accepted.identity] == await indexed(store)
     assert len(await keys(store, ROLLUP_WORK)) == 1
     assert accepted.identity in live
+
+
+async def test_more_manifests_than_are_looked_up_together_are_repaired_once_each(
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    make_reconciler: Callable[..., Reconciler],
+    metrics: Metrics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The report and the counter say how many, whatever the groups."""
+    monkeypatch.setattr("lakebed.batches.reconciler.GROUP", 2)
+    for n in range(5):
+        await accepted_without_aftermath(store, manual_clock, frame_of(n * 10, n * 10 + 9))
+    infos = [info async for info in store.list(paths.ACCEPTED)]
+    found = []
+    for _ in range(2):
+        report = ReconcileReport("hot")
+        await make_reconciler(store).check(infos, report)
+        found.append((report.checked, report.read, report.repaired.get("indexed", 0)))
+
+    assert [(5, 5, 5), (5, 0, 0)] == found
+    assert 10 == metrics.value("lakebed_batches_reconciled_total", path="hot")
+
+
+async def test_a_manifest_whose_blob_is_of_another_batch_is_marked_and_not_indexed(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
+) -> None:
+    """Its bytes are whole and hashed; a query of it would be answered with the samples of another sender."""
+    other = submit(frame_of(agent="other"))
+    await write_blob(store, other)
+    mine = BatchIdentity("agent-a", "boot-1", 0, 9)
+    place = acceptance.whole_place(other.sha256, len(other.frame))
+    accepted = acceptance.manifest_of(
+        mine, other.sha256, place, at_ns=manual_clock.now_ns(), collector_id="c", attempt_id="a"
+    )
+    await store.create(paths.accepted_key(mine), write_record(accepted))
+
+    report = await make_reconciler(store).audit()
+
+    assert ({"marked_blob": 1}, []) == (report.repaired, await indexed(store))
 
 
 async def test_a_second_audit_has_nothing_to_do(
@@ -566,6 +608,113 @@ async def test_candidates_also_come_from_the_hour_index(
     assert first.counts["delete"] == 1
     with pytest.raises(NotFound):
         await store.get(seen.key)
+
+
+async def test_a_blob_with_a_reverse_reference_is_kept_though_its_quarantine_manifest_is_missing(
+    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., BlobSweeper]
+) -> None:
+    """A collector that dies between the two leaves the reference: the bytes wait for the manifest."""
+    await accepted_without_aftermath(store, manual_clock, frame_of())
+    refused = submit(frame_of(value=2.0))
+    await write_blob(store, refused)
+    reference = acceptance.quarantine_by_blob(refused.batch.identity, refused.sha256)
+    await store.create(reference.key, reference.data)
+    await manual_clock.advance(HORIZON_S + 1)
+
+    report = await make_sweeper(store).sweep(dry_run=False)
+
+    assert {"keep": 2} == report.counts
+    assert refused.frame == (await store.get(refused.blob_key)).data
+
+
+@pytest.mark.parametrize("damage", ["head", "body", "gone"])
+async def test_a_blob_that_cannot_be_read_is_kept_and_the_sweep_goes_on(
+    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., BlobSweeper], damage: str
+) -> None:
+    """Its identity is unknown, so nothing is known of its references; the garbage beside it goes."""
+    bad, orphan = submit(frame_of(50, 59)), submit(frame_of(value=2.0))
+    await accepted_without_aftermath(store, manual_clock, frame_of())
+    await store.create(bad.blob_key, b"no frame" if damage == "head" else bad.frame[:-9])
+    await write_blob(store, orphan)
+    await manual_clock.advance(HORIZON_S + 1)
+    real = store.get_range
+
+    async def get_range(key: str, offset: int, length: int) -> bytes:
+        if damage == "gone" and key == bad.blob_key:
+            raise NotFound(key)
+        return await real(key, offset, length)
+
+    store.get_range = get_range  # type: ignore[method-assign]
+    report = await make_sweeper(store).sweep(dry_run=False)
+
+    assert {"keep": 2, "delete": 1} == report.counts
+    (row,) = [row for row in report.rows if row.key == bad.blob_key]
+    assert "its frame cannot be read" in row.reason
+
+
+async def test_more_blobs_than_are_judged_together_are_judged_once_each(
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    make_sweeper: Callable[..., BlobSweeper],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report lists a limited number of them; its counts go on."""
+    monkeypatch.setattr("lakebed.batches.sweeper.GROUP", 2)
+    monkeypatch.setattr("lakebed.batches.sweeper.ROWS_MAX", 3)
+    for number in range(5):
+        await accepted_without_aftermath(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+    await manual_clock.advance(HORIZON_S + 1)
+
+    report = await make_sweeper(store).sweep(dry_run=True)
+
+    assert ({"keep": 5}, 3) == (report.counts, len({row.key for row in report.rows}))
+
+
+async def test_candidates_that_are_gone_are_passed_over_and_without_an_audit_there_are_none(
+    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., BlobSweeper]
+) -> None:
+    """A finding is a hint, and so is the row of an orphan: what is left of them is judged."""
+    await accepted_without_aftermath(store, manual_clock, frame_of())
+    left, gone = submit(frame_of(value=2.0)), submit(frame_of(value=3.0))
+    await write_blob(store, left)
+    rows = [OrphanRow(each.sha256, manual_clock.now_ns(), "") for each in (gone, left)]
+    await write_rows(store, [], rows, writer="c")
+    none = await make_sweeper(store).sweep(dry_run=True, source="audit")
+    work = "audit/v1/one/tasks/judge-1.jsonl"
+    lines = [msgspec.json.encode({"do": "judge", "key": each.blob_key}) for each in (gone, left)]
+    await store.create(work, b"\n".join(lines))
+    record = {
+        "schema": "lakebed.audit.v1",
+        "audit_id": "one",
+        "work": [{"key": work, "do": "judge", "lines": 2}],
+        "proof": {"through_ns": 17, "source": "list", "accepted": 1, "quarantined": 0, "whole": True},
+    }
+    await store.create("audit/v1/one/audit.json", msgspec.json.encode(record))
+    await store.create("audit/v1/last.json", msgspec.json.encode({"audit_id": "one", "ok": True}))
+    await manual_clock.advance(HORIZON_S + 1)
+
+    found = [await make_sweeper(store).sweep(dry_run=True, source=source) for source in ("audit", "by_time")]
+
+    assert {} == none.counts
+    assert [[left.blob_key], [left.blob_key]] == [[row.key for row in each.rows] for each in found]
+
+
+async def test_every_blob_that_collectors_recorded_as_undecided_is_a_candidate(
+    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., BlobSweeper]
+) -> None:
+    """Those that are blobs of their own, each; several in one segment and in others."""
+    for number in range(3):
+        await accepted_without_aftermath(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+        orphan = submit(frame_of(number * 10, number * 10 + 9, value=2.0))
+        await write_blob(store, orphan)
+        rows = [OrphanRow(orphan.sha256, manual_clock.now_ns(), "")]
+        await write_rows(store, [], rows, writer=f"collector-{number % 2}")
+    await manual_clock.advance(HORIZON_S + 1)
+
+    report = await make_sweeper(store).sweep(dry_run=False, source="by_time")
+
+    assert {"delete": 3} == report.counts
+    assert 3 == len(await keys(store, paths.RAW_BLOBS))
 
 
 async def test_rollup_work_is_noted_before_a_row_that_comes_late(

@@ -20,6 +20,8 @@ from lakebed.batches.settled import TRUST_S, WAIT_S, SettledBoots
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
+from lakebed.core.metrics import Metrics
+from lakebed.core.runs import ActiveRun
 from lakebed.rollups import paths as rollup_paths
 from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
@@ -111,11 +113,15 @@ async def test_a_removed_identity_is_a_duplicate_for_ever(
         await retain(store).run()
     await manual_clock.advance(1000 * DAY_S)
 
-    async with collector(store, clock=manual_clock) as (client, _):
+    async with collector(store, clock=manual_clock) as (client, part):
         old = (await client.post("/v1/batches", content=frame_of(0, 9))).json()
         new = (await client.post("/v1/batches", content=frame_of(10, 19))).json()
+        metrics = part._context.metrics
 
     assert (True, False) == (old["duplicate"], new["duplicate"])
+    assert [1, 1] == [
+        metrics.value("lakebed_batches_uploads_total", outcome=each) for each in ("duplicate", "accepted")
+    ]
     assert [10] == [paths.identity_of(key).seq_start for key in await keys(store, paths.ACCEPTED)]
 
 
@@ -253,6 +259,92 @@ async def test_an_hour_whose_index_is_damaged_is_not_removed(
     assert [1, 1] == [report.damaged_hours for report in reports]
     assert 1 == len(await keys(store, paths.ACCEPTED))
     assert 0 == len([each async for each in RawBatches(store).settled()])
+
+
+async def test_without_retention_nothing_is_removed_however_old(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """0 days is the setting that keeps everything, for a command too."""
+    await accept(store, manual_clock, 0)
+    before = await keys(store, *EVERYTHING)
+    for dry_run in (True, False, False):
+        await manual_clock.advance(4000 * DAY_S)
+        report = await retain(store, days=0.0).run(dry_run=dry_run)
+        assert (0, 0) == (report.settled_hours, report.removed_batches)
+
+    assert before == await keys(store, *EVERYTHING) and [] == await keys(store, paths.SETTLED)
+
+
+async def test_a_dry_run_counts_the_hours_beside_a_damaged_one(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """What will not be removed is not counted as removed."""
+    for start in (0, 10):
+        await accept(store, manual_clock, start)
+        await manual_clock.advance(3600)
+    damaged = min(await keys(store, paths.ACCEPTED_INDEX), key=lambda key: key.split("date=")[1])
+    store.bucket.overwrite(damaged, b"half")
+    await manual_clock.advance(12 * DAY_S)
+
+    report = await retain(store).run(dry_run=True)
+
+    assert (1, 1, 1) == (report.damaged_hours, report.removed_hours, report.removed_batches)
+
+
+async def test_a_pass_reports_what_went_and_one_that_is_held_by_another_is_no_failure(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """A pass that removed nothing leaves no run; one beside another owner is told apart from a failure."""
+    await accept(store, manual_clock, 0)
+    found = []
+    for pause_s in (0.0, 12 * DAY_S, WAIT_S):
+        await manual_clock.advance(pause_s)
+        run = ActiveRun("batches", "batch retention", "batches", {})
+        await retain(store).work(run)
+        found.append((run.rows_out, run.idle))
+    other = BatchRetention(runtime_on(store, manual_clock), retention_days=10.0, owner="other")
+    await other._lease.acquire()
+    with pytest.raises(HeldByAnother) as held:
+        await retain(store).work(run)
+
+    assert [(0, True), (0, True), (1, False)] == found
+    assert isinstance(held.value, run.answers)
+
+
+async def test_notes_and_marks_of_removed_batches_go_too_and_the_hour_is_forgotten(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """Nothing is left that names what is gone; those of a young batch stay."""
+    made = []
+    for start, pause_s in ((0, 12 * DAY_S), (10, 0.0)):
+        accepted = await accept(store, manual_clock, start)
+        note = acceptance.rollup_work(accepted)
+        made.append([note.key, paths.repair_key(accepted.identity)])
+        await store.create(note.key, note.data)
+        await store.create(made[-1][1], b"{}")
+        await manual_clock.advance(pause_s)
+    for _ in range(2):
+        await retain(store).run()
+        await manual_clock.advance(WAIT_S)
+
+    assert sorted(made[1]) == sorted(await keys(store, "rollup-work/v1/", paths.REPAIRS))
+    assert {} == (await retain(store).state.read()).value.pending
+
+
+async def test_what_is_removed_moves_on_through_hours_in_which_nothing_came(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """Rollups go by it, also of a lake that fell silent; where nothing was ever removed it says so."""
+    role = BatchRetention(runtime_on(store, manual_clock, metrics=metrics), retention_days=10.0, owner="r")
+    await role.run()
+    never = (await role.state.read()).value.removed_ns
+    await accept(store, manual_clock, 0)
+    for pause_s in (12 * DAY_S, WAIT_S, 5 * DAY_S):
+        await manual_clock.advance(pause_s)
+        report = await role.run()
+
+    assert (0, report.before_unix_ns) == (never, (await role.state.read()).value.removed_ns)
+    assert 1 == metrics.value("lakebed_batches_retention_removed_total")
 
 
 async def test_readers_hear_of_a_removal_before_anything_is_gone(
@@ -531,3 +623,23 @@ async def test_what_was_removed_is_not_taken_back_by_an_older_hour(
 
     assert 1 == (await retention.run()).removed_hours
     assert removed_ns == (await retention.state.read()).value.removed_ns > begin_ns + round(5 * DAY_S * 1e9)
+
+
+async def test_a_row_that_came_since_has_the_whole_wait_for_itself(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """The wait of its hour begins again when it is settled: a collector may not know of it before."""
+    await accept(store, manual_clock, 0)
+    at_ns = manual_clock.now_ns()
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await accept(store, ManualClock(at_ns), 10)
+    await manual_clock.advance(WAIT_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S - 1.0)
+
+    early = await retain(store).run()
+    await manual_clock.advance(1.0)
+    last = await retain(store).run()
+
+    assert (1, 0, 2) == (early.waiting_hours, early.removed_batches, last.removed_batches)

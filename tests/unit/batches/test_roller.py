@@ -17,6 +17,7 @@ from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Conflict, Fenced, Invalid, LakebedError, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.runs import ActiveRun
 from lakebed.rollups.generations import abandon, advance, begin, commit, generation
 from lakebed.rollups.local_job import LocalJob
 from lakebed.rollups.model import Generation, RollupManifest, RollupState, StoredChunk
@@ -30,7 +31,8 @@ from lakebed.rollups.paths import (
     ROLLER_UNREADABLE,
     ROLLUP,
 )
-from lakebed.store.lease import HeldByAnother
+from lakebed.rollups.roller import RollupReport, UnreadableObject
+from lakebed.store.lease import HeldByAnother, Lease
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import Version, Written, read_record
 from support.crashing_store import Died, Dying
@@ -410,6 +412,62 @@ async def test_what_one_generation_has_no_room_for_is_in_the_next_however_old_it
     await agrees(store, manual_clock, reported)
 
 
+async def test_a_run_that_has_lost_its_lease_ends_while_its_engine_still_works(manual_clock: ManualClock) -> None:
+    """Hours of Spark are not spent on what another owner makes."""
+    store = MemoryStore(clock=manual_clock)
+    await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
+    job = Pausing(store)
+    running = asyncio.create_task(make_roller(store, manual_clock, job=job, lease_s=60.0).run())
+    await job.reached.wait()
+    await store.delete(ROLLER_LEASE)
+    await Lease(runtime_on(store, manual_clock), ROLLER_LEASE, owner="other", lease_s=60.0).acquire()
+    await manual_clock.advance(20.0)
+
+    with pytest.raises(Fenced):
+        await asyncio.wait_for(running, 10)
+    assert not job.go.is_set()
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (RollupReport(), (0, 0, True, False, "0 batches")),
+        (RollupReport(batches=2, samples=20, rows=6), (20, 6, False, False, "2 batches")),
+        (
+            RollupReport(unreadable=[UnreadableObject("k", "corrupt")]),
+            (0, 0, True, True, "0 batches, 1 are unreadable"),
+        ),
+    ],
+)
+def test_a_run_that_had_nothing_to_do_is_idle_and_one_that_left_batches_out_has_failed(
+    report: RollupReport, expected: tuple[int, int, bool, bool, str]
+) -> None:
+    run = ActiveRun("rollups", "rollups", "batches", {})
+    report.report_to(run)
+
+    assert expected == (run.rows_in, run.rows_out, run.idle, run.failed, run.reason)
+
+
+async def test_more_generations_than_one_run_makes_are_made_by_the_next_ones(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run ends, the lag says that there is more, and nothing of it is passed over."""
+    monkeypatch.setattr("lakebed.rollups.roller.GENERATIONS_MAX", 2)
+    store, metrics = MemoryStore(clock=manual_clock), Metrics()
+    reported = []
+    for agent in range(5):
+        held = some(agent, 0)
+        await accept(store, frame(f"agent-{agent}", 0, held), manual_clock.now_ns() - (7200 - agent) * SECOND_NS)
+        reported += [(f"agent-{agent}", sample) for sample in held]
+    found = []
+    for _ in range(3):
+        report = await make_roller(store, manual_clock, batches_max=1, metrics=metrics).run()
+        found.append((report.batches, metrics.value("lakebed_rollup_lag_seconds")))
+
+    assert [(2, 7199.0), (2, 7197.0), (1, 0.0)] == found
+    await agrees(store, manual_clock, reported)
+
+
 async def test_the_roller_shows_how_far_it_is_behind(manual_clock: ManualClock) -> None:
     """Time that passes while it works is time that it lags."""
     store = MemoryStore(clock=manual_clock)
@@ -423,6 +481,34 @@ async def test_the_roller_shows_how_far_it_is_behind(manual_clock: ManualClock) 
     await running
 
     assert 7.0 == metrics.value("lakebed_rollup_lag_seconds")
+
+
+async def test_the_lag_of_rollups_grows_while_runs_fail(manual_clock: ManualClock) -> None:
+    """From the start, or the last run that ended; where another owner is at it, how far that one has come."""
+    store = MemoryStore(clock=manual_clock)
+    metrics, others = Metrics(), Metrics()
+    await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
+    failing = make_roller(store, manual_clock, job=Failing(store), metrics=metrics)
+    await manual_clock.advance(100)
+    with pytest.raises(LakebedError):
+        await failing.run()
+    at_first = metrics.value("lakebed_rollup_lag_seconds")
+    job = Pausing(store)
+    other = make_roller(store, manual_clock, owner="other")
+    await other.run()
+    await manual_clock.advance(50)
+    await accept(store, frame("b", 0, some(1, 0)), manual_clock.now_ns() - SECOND_NS)
+    running = asyncio.create_task(make_roller(store, manual_clock, job=job, owner="other", metrics=others).run())
+    await job.reached.wait()
+    with pytest.raises(HeldByAnother):
+        await failing.run()
+    held = metrics.value("lakebed_rollup_lag_seconds")
+    job.go.set()
+    await running
+    await manual_clock.advance(30)
+
+    assert (100.0, 50.0) == (at_first, held)
+    assert (80.0, 30.0) == tuple(each.value("lakebed_rollup_lag_seconds") for each in (metrics, others))
 
 
 async def test_the_index_leads_to_the_blobs_that_matter(manual_clock: ManualClock) -> None:

@@ -92,6 +92,23 @@ async def test_only_what_is_old_and_never_counts_is_swept() -> None:
     assert paths.ROLLUP not in listed.prefixes  # no abandoned number is left to look for
 
 
+async def test_more_than_one_sweep_takes_is_swept_by_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number is done with when nothing of it is left, and what counts stays throughout."""
+    monkeypatch.setattr("lakebed.rollups.sweeper.SWEPT_MAX", 2)
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    await left_behind(store, clock)
+    made, counts = await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS), await counted(store)
+    await clock.advance(31 * DAY_S)
+    swept = []
+    for _ in range(len(made - counts)):
+        swept.append((await make_roller(store, clock).run()).swept)
+        await clock.advance(EVERY_NS / 1e9 + 1)
+
+    assert len(made - counts) > 2 and 2 + 1 >= max(swept)  # and a note
+    assert counts == await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
+
+
 async def test_a_note_that_nobody_has_looked_at_stays_however_old() -> None:
     """A roller that was away for longer than the horizon still finds its late batches."""
     clock = ManualClock(NOW_NS)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lakebed.batches import acceptance, paths
+from lakebed.batches.index import AcceptedIndex
 from lakebed.batches.landed import LandedBatches
-from lakebed.batches.model import AcceptedBatch, SettledBoot
+from lakebed.batches.model import AcceptedBatch, IdentityConflict, SettledBoot
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
@@ -122,6 +123,23 @@ async def test_a_batch_that_meets_another_in_the_bucket_is_quarantined_when_it_l
 
     assert (await store.get(mine.blob_key)).data == mine.frame
     assert len([info async for info in store.list(paths.QUARANTINE)]) == 1
+
+
+async def test_a_batch_that_another_collector_has_accepted_meanwhile_is_in_the_index_once(
+    store: Switched, tmp_path: Path
+) -> None:
+    """The index says what the manifest in the bucket says: under a second time the batch would count twice."""
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        await client.post("/v1/batches", content=frame_of())
+        store.down = False
+        async with collector(store, node="collector-2") as (other, _):
+            accepted = (await other.post("/v1/batches", content=frame_of())).json()
+        assert part._lander is not None
+        await part._lander.land()
+
+    found = [each async for each in AcceptedIndex(store).entries(0, 2**62)]
+    assert not accepted["duplicate"]
+    assert [accepted["accepted_at_unix_ns"]] == [each.at_ns for each in found]
 
 
 async def test_a_full_spool_refuses_with_a_wait(store: Switched, tmp_path: Path) -> None:
@@ -295,6 +313,31 @@ async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
         assert [frame_of(), frame_of(30, 39)] == stored_frames(tmp_path)
 
 
+async def test_a_spool_counts_uploads_samples_and_times_as_the_bucket_does(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charts and the alert on failed uploads read the same numbers, whichever way a collector accepts."""
+
+    def failing(handle: int) -> None:
+        raise OSError("the disk cannot be synced")
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        metrics = part._context.metrics
+        for _ in range(2):
+            await part.acceptor.accept(submit(frame_of()))
+        monkeypatch.setattr(os, "fsync", failing)
+        with pytest.raises(Unavailable):
+            await part.acceptor.accept(submit(frame_of(10, 19)))
+        monkeypatch.undo()
+
+    uploads = [
+        metrics.value("lakebed_batches_uploads_total", outcome=each) for each in ("accepted", "duplicate", "failed")
+    ]
+    assert [1, 1, 1] == uploads
+    assert 10 == metrics.value("lakebed_batches_samples_total")
+    assert 2 == metrics.value("lakebed_batches_accept_seconds_count")
+
+
 async def test_one_damaged_record_does_not_hold_the_others_back(store: Switched, tmp_path: Path) -> None:
     """What can be landed is landed and the damage is reported; a query reports that something is missing."""
     store.down = False
@@ -362,6 +405,124 @@ async def test_what_retention_has_removed_is_a_duplicate_for_a_spool_too(store: 
         waiting = len(part.spool._held)
 
     assert (True, False, 1) == (old["duplicate"], new["duplicate"], waiting)
+
+
+async def test_a_spooled_batch_that_retention_has_removed_does_not_land_again(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken while the bucket was away: the record is read before its manifest would be created anew."""
+
+    def away(*_: object, **__: object) -> None:
+        raise Unavailable("away")
+
+    store.down = False
+    runtime = runtime_on(store, SystemClock())
+    await settled_register(runtime, "agent-a", "boot-1").change(lambda _: (SettledBoot(((0, 9),), 1), None))
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool) and part._lander is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "list", away)
+            await part.acceptor.accept(submit(frame_of(0, 9)))
+        await part._lander.land()
+        metrics = part._context.metrics
+
+        assert [] == [info async for info in store.list(paths.ACCEPTED)] + list(part.acceptor._held)
+    assert 1 == metrics.value("lakebed_batches_landed_total", outcome="duplicate")
+
+
+async def test_more_batches_than_land_at_once_land_once_each(store: Switched, tmp_path: Path) -> None:
+    """Counted once, indexed once."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert part._lander is not None
+        for n in range(20):
+            await part.acceptor.accept(submit(frame_of(n * 10, n * 10 + 9)))
+        landed = await part._lander.land()
+        await part.derived_writes.drain()
+        metrics = part._context.metrics
+
+    assert 20 == landed == metrics.value("lakebed_batches_landed_total", outcome="accepted")
+    assert 20 == metrics.value("lakebed_batches_aftermath_total", outcome="written")
+
+
+async def test_one_upload_of_an_identity_is_written_at_a_time(store: Switched, tmp_path: Path) -> None:
+    """The same bytes sent twice at once are one record; other bytes are a conflict, not a second acceptance."""
+    frames = [frame_of(), frame_of(), frame_of(value=2.0)]
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        answers = await asyncio.gather(
+            *(part.acceptor.accept(submit(frame)) for frame in frames), return_exceptions=True
+        )
+
+        assert [frame_of()] == stored_frames(tmp_path)
+    assert [False, True] == [getattr(each, "duplicate", None) for each in answers[:2]]
+    assert isinstance(answers[2], IdentityConflict)
+
+
+async def test_a_bucket_that_hangs_does_not_hold_a_spool_up(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the look for an old manifest nor the record of a conflict is waited for without end; a number that
+    follows what has landed needs no look."""
+    looks = 0
+
+    async def hanging(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("lakebed.batches.spool.LOOK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("lakebed.batches.spool.QUARANTINE_TIMEOUT_S", 0.01)
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert part._lander is not None
+        await part.acceptor.accept(submit(frame_of(10, 19)))
+        await part._lander.land()
+        with monkeypatch.context() as away:
+            away.setattr(store, "get", hanging)
+            away.setattr(store, "create", hanging)
+            async with asyncio.timeout(30):
+                await part.acceptor.accept(submit(frame_of(20, 29)))
+                looks_for_new = looks
+                await part.acceptor.accept(submit(frame_of(0, 9)))
+                with pytest.raises(IdentityConflict) as refused:
+                    await part.acceptor.accept(submit(frame_of(0, 9, value=2.0)))
+
+    assert (0, False) == (looks_for_new, refused.value.detail["quarantined"])
+
+
+async def test_a_segment_that_is_full_is_followed_by_another(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long outage of the bucket is many files, not one; all of it lands, and the disk is freed."""
+    monkeypatch.setattr("lakebed.batches.spool.SEGMENT_BYTES_MAX", 1)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert part._lander is not None
+        for n in range(3):
+            await part.acceptor.accept(submit(frame_of(n * 10, n * 10 + 9)))
+        files = len(list(tmp_path.glob("*.spool")))
+        store.down = False
+        landed = await part._lander.land()
+
+        assert (3, 3, []) == (files, landed, list(tmp_path.glob("*.spool")))
+
+
+async def test_a_record_that_is_no_frame_is_kept_for_a_person_and_an_empty_segment_is_not(
+    store: Switched, tmp_path: Path
+) -> None:
+    """The batches beside it are taken up."""
+    (tmp_path / f"{1:020d}.spool").write_bytes(pack(frame_of(), 1, "a") + pack(b"no frame", 2, "b"))
+    (tmp_path / f"{2:020d}.spool").write_bytes(b"")
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool) and part._lander is not None
+        found = [path.name for path in tmp_path.glob("*.spool")]
+        landed = await part._lander.land()
+
+        assert ([f"{1:020d}.spool"], 1) == (found, landed)
+        assert (1, [f"{1:020d}.damaged"]) == (
+            part.acceptor.damaged_files(),
+            [path.name for path in tmp_path.glob("*.damaged")],
+        )
 
 
 def test_a_spool_has_one_owner(tmp_path: Path) -> None:
@@ -538,6 +699,22 @@ def test_landed_batches_whose_sync_failed_are_written_by_the_next(
     again.load()
 
     assert accepted[-1] == again.get(accepted[-1].identity)
+
+
+def test_a_number_is_new_only_behind_the_highest_that_has_landed(tmp_path: Path) -> None:
+    """Batches land in any order: of one below the highest the bucket is asked, after a restart too."""
+    accepted = [
+        acceptance.manifest(submit(frame_of(n, n + 9)), at_ns=1, collector_id="c", attempt_id="a") for n in (20, 10)
+    ]
+    known = LandedBatches(tmp_path, known_max=1)
+    for each in accepted:
+        known.add(each)
+        known.sync()
+    again = LandedBatches(tmp_path, known_max=1)
+    again.load()
+
+    for one in (known, again):
+        assert [False, False, True] == [one.is_new(submit(frame_of(n, n + 9)).batch.identity) for n in (10, 20, 30)]
 
 
 async def test_what_another_collector_has_landed_is_known_to_one_that_never_saw_its_boot(

@@ -9,6 +9,7 @@ from typing import Any
 from lakebed.batches import view as views
 from lakebed.batches import workers
 from lakebed.batches.conflicts import ConflictReview
+from lakebed.batches.page import BatchesPage
 from lakebed.batches.view import RecentBatches
 from lakebed.core.clock import ManualClock
 from lakebed.store.memory import MemoryStore
@@ -256,6 +257,26 @@ async def test_conflicts_are_listed_from_a_place_on_up_to_a_limit_and_open_ones_
     assert [names[0], names[2]] == [view.conflict_id for view in await views.conflicts(context, open_only=True)]
 
 
+async def test_an_open_conflict_is_not_hidden_behind_decided_ones() -> None:
+    """The page shows a limited number: those to decide come first, and the overview counts them."""
+    clock = ManualClock()
+    context = context_of(MemoryStore(clock=clock), clock=clock)
+    review = ConflictReview(context)
+    async with collector(context.store, clock=clock) as (client, part):
+        for agent in ("a", "b", "c"):
+            for value in (1.0, 9.0):
+                await client.post("/v1/batches", content=frame_of(agent=agent, value=value, at_ns=clock.now_ns()))
+        await part.derived_writes.stop()
+    first, second, last = [view.conflict_id for view in await review.list()]
+    for decided in (first, second):
+        await review.resolve(decided, "accept_existing", "a disk", "ann")
+
+    shown = await views.conflicts_shown(context, limit=2)
+
+    assert [last, first] == [view.conflict_id for view in shown]
+    assert 1 == BatchesPage.levels({"batches.conflicts": shown}.get)["conflicts_open"]
+
+
 async def test_batches_of_a_span_are_counted_once_however_it_is_cut() -> None:
     """By when they were accepted; a second look at an entry reads nothing again."""
     clock = ManualClock()
@@ -285,6 +306,33 @@ async def test_samples_of_many_batches_are_estimated_from_a_bounded_number_of_re
 
     assert (6, 60) == found
     assert store.gets <= 2 + 1  # one segment has all rows, whatever their number
+
+
+async def test_a_batch_at_the_instant_of_a_cut_is_counted_on_one_side() -> None:
+    """The sampler's spans touch: an acceptance at the end of one is not in the next."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    at_ns = clock.now_ns() - 10**10
+    await accept(store, frame_of(), at_ns)
+    recent = RecentBatches(runtime_on(store, clock))
+
+    found = [await recent.accepted_between(*span) for span in ((at_ns - 10**9, at_ns), (at_ns, at_ns + 10**9))]
+
+    assert [(1, 10), (0, 0)] == found
+
+
+async def test_samples_of_single_objects_that_are_not_read_are_counted_as_the_others(monkeypatch: Any) -> None:
+    """A chart is not lower because a look reads a bounded number of them."""
+    monkeypatch.setattr(views, "COUNTED_MAX", 2)
+    clock = ManualClock()
+    store = CountingStore(clock=clock)
+    for number in range(5):
+        await accept(store, frame_of(number * 10, number * 10 + 9), clock.now_ns() - (5 - number) * 10**9)
+    store.gets = 0
+
+    found = await RecentBatches(runtime_on(store, clock)).accepted_between(clock.now_ns() - 60 * 10**9, clock.now_ns())
+
+    assert ((5, 50), 2) == (found, store.gets)
 
 
 async def test_the_reconcilers_delay_is_the_age_of_its_checkpoint() -> None:

@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from lakebed.batches import metric_names, paths, sources
+from lakebed.batches import acceptance, metric_names, paths, sources
 from lakebed.batches import window_query as rollups
+from lakebed.batches.index import write_rows
 from lakebed.batches.matchers import MATCHERS_MAX, PATTERN_CHARS_MAX, Matcher, Selector, parse, query_labels
-from lakebed.batches.model import BatchIdentity, Kind, Sample, write_record
+from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, Kind, Sample, write_record
 from lakebed.batches.query import Querier
 from lakebed.batches.sources import ReadResult
 from lakebed.batches.window_query import RollupQuerier
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Conflict, Invalid, Overloaded
+from lakebed.core.errors import Conflict, Invalid, NotFound, Overloaded
 from lakebed.rollups import generations
 from lakebed.rollups.codec.chunk import decode_rollup, pack, rollup_schema_v1
 from lakebed.rollups.model import Generation, RollupManifest, RollupState
-from lakebed.rollups.paths import GENERATION_DIGITS, MANIFESTS, ROLLER_STATE, ROLLUP, rollup_folder
+from lakebed.rollups.paths import GENERATION_DIGITS, INDEX, MANIFESTS, ROLLER_STATE, ROLLUP, rollup_folder
 from lakebed.rollups.reader import CoverageSnapshot
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import read_record
+from support.batch_frames import submit
 from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, make_sources, shown
 from support.runtimes import runtime_on
 
@@ -227,6 +230,142 @@ async def test_more_batches_than_a_query_reads_make_the_answer_partial() -> None
     assert ([only], 5, 3) == (whole.why_partial, len(whole.series), whole.sources["raw"])
     assert [only, "more than 2 raw batches are in no rollup yet"] == cut.why_partial
     assert 2 == cut.sources["raw"] and cut.partial
+
+
+class Spooled:
+    """A spool that gives these batches; None for one that cannot be read."""
+
+    def __init__(self, *held: tuple[AcceptedBatch, Batch | None]) -> None:
+        self._held = held
+
+    async def unlanded(self) -> AsyncIterator[tuple[AcceptedBatch, Batch | None]]:
+        for each in self._held:
+            yield each
+
+    def damaged_files(self) -> int:
+        return 0
+
+
+def spooled_sources(store: MemoryStore, clock: ManualClock, spool: Spooled, limit: int = 10) -> sources.SampleSources:
+    made = make_sources(store, clock, limit)
+    made._spool = spool
+    return made
+
+
+async def test_a_spooled_batch_that_was_rolled_up_long_ago_counts_once() -> None:
+    """After a restart the spool gives it once more: only the index still knows that rollups have it."""
+    clock = ManualClock(HOUR_NS + 3000 * SECOND_NS)
+    store = MemoryStore(clock=clock)
+    frames = [frame(agent, 0, samples(1, 2)) for agent in ("old", "new")]
+    old = await accept(store, frames[0], clock.now_ns() - SECOND_NS)
+    new = acceptance.manifest(submit(frames[1]), at_ns=clock.now_ns(), collector_id="c", attempt_id="a")
+    for _ in range(2):
+        await make_roller(store, clock).run()
+        await clock.advance(7200)
+    spool = Spooled(*((one, submit(data).batch) for one, data in zip((old, new), frames, strict=True)))
+
+    answer = await RollupQuerier(runtime_on(store, clock), spooled_sources(store, clock, spool)).range(
+        Selector(METRIC), 3600, HOUR_NS, HOUR_NS + 3600 * SECOND_NS
+    )
+
+    assert [("new", 2), ("old", 2)] == [(each.labels["agent_id"], each.buckets[0].count) for each in answer.series]
+    assert (1, 1) == (answer.sources["spool"], answer.sources["rollup"])
+
+
+async def test_a_query_says_what_it_lacks_of_a_spool() -> None:
+    """More batches than it reads, and one that cannot be read unless it has it from elsewhere."""
+    clock = ManualClock(HOUR_NS + 7000 * SECOND_NS)
+    store = MemoryStore(clock=clock)
+    held = [submit(frame(f"a{n}", 0, samples(n))) for n in range(3)]
+    made = [acceptance.manifest(each, at_ns=clock.now_ns(), collector_id="c", attempt_id="a") for each in held]
+    whole = list(zip(made, [each.batch for each in held], strict=True))
+
+    async def requested(spool: Spooled, limit: int) -> tuple[list[str], int]:
+        querier = Querier(spooled_sources(store, clock, spool, limit), points_max=100, clock=clock)
+        answer = await querier.range(Selector(METRIC), HOUR_NS, HOUR_NS + 3600 * SECOND_NS)
+        return answer.why_partial[1:], answer.sources["spool"]
+
+    assert ([], 3) == await requested(Spooled(*whole), 3)
+    assert (["more than 2 spooled batches are not in the bucket yet"], 2) == await requested(Spooled(*whole), 2)
+    lacking = ["1 accepted batches cannot be read: see repairs/v1/"]
+    assert (lacking, 2) == await requested(Spooled((made[0], None), *whole[1:]), 5)
+    assert ([], 3) == await requested(Spooled(*whole, (made[0], None)), 5)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_points_behind_a_part_of_an_index_that_cannot_be_read_are_said_to_be_missing(lost: bool) -> None:
+    """A chunk of the rollups' index that is damaged or lost, and a segment of the index by time."""
+    store, clock = await rolled(samples(0), samples(1))
+    data = frame("b", 0, samples(2))
+    accepted = await accept(store, data, clock.now_ns() - SECOND_NS, indexed=False)
+    await write_rows(store, [acceptance.entry_of(accepted, acceptance.span_of(submit(data).batch))], writer="c")
+    (segment,) = [info.key async for info in store.list(paths.ACCEPTED_INDEX)]
+    store.bucket.overwrite(segment, b"junk")
+    (chunk,) = [info.key async for info in store.list(INDEX)]
+    store.bucket.overwrite(chunk, b"junk")
+    real = store.get
+
+    async def get(key: str) -> Any:
+        if lost and key == chunk:
+            raise NotFound(key)
+        return await real(key)
+
+    store.get = get  # type: ignore[method-assign]
+    querier = Querier(make_sources(store, clock), points_max=100, clock=clock)
+    answer = await querier.range(Selector(METRIC), HOUR_NS, HOUR_NS + 3600 * SECOND_NS, late_s=1e6)
+
+    assert [
+        "1 index segments cannot be read: lakebed batches reconcile --cold",
+        "1 rollup or index chunks cannot be read",
+    ] == answer.why_partial[1:]
+
+
+async def test_batches_of_another_time_cost_a_query_no_room() -> None:
+    """A backlog of old samples that is accepted now does not cut off a query of the last hour."""
+    clock = ManualClock(HOUR_NS + 7000 * SECOND_NS)
+    store = MemoryStore(clock=clock)
+    for number in range(4):
+        data = frame(f"a{number}", 0, samples(number * 3600))
+        accepted = await accept(store, data, clock.now_ns() - SECOND_NS, indexed=False)
+        await write_rows(store, [acceptance.entry_of(accepted, acceptance.span_of(submit(data).batch))], writer="c")
+
+    querier = Querier(make_sources(store, clock, 1), points_max=100, clock=clock)
+    answer = await querier.range(Selector(METRIC), HOUR_NS, HOUR_NS + 3600 * SECOND_NS, late_s=1e6)
+
+    assert (["a0"], []) == ([each.labels["agent_id"] for each in answer.series], answer.why_partial[1:])
+    assert 1 == answer.sources["raw"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+async def test_chunks_are_read_once_however_many_are_held_at_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """A query over more chunks than it holds keys of counts every sample once."""
+    monkeypatch.setattr(rollups, "CHUNKS_AT_ONCE", at_once)
+    held = samples(10, 3700, 7300, 10900)
+    store, clock = await rolled(held, then_s=15000)
+
+    answer = await ask(store, clock, METRIC, 60, HOUR_NS, HOUR_NS + 4 * 3600 * SECOND_NS)
+
+    assert by_hand([("a0", each) for each in held], METRIC, 60) == shown(answer)
+    assert 4 == answer.sources["rollup"]
+
+
+async def test_more_late_batches_than_a_query_reads_make_the_answer_partial() -> None:
+    """They come from their notes, behind what is settled, and share the limit."""
+    store, clock = await rolled(samples(0))
+    for number in range(3):
+        await accept(store, frame(f"b{number}", 0, samples(number)), clock.now_ns() - 7200 * SECOND_NS, late=True)
+
+    async def requested(limit: int) -> Any:
+        return await RollupQuerier(runtime_on(store, clock), make_sources(store, clock, limit)).range(
+            Selector(METRIC), 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS
+        )
+
+    whole, cut = await requested(3), await requested(2)
+
+    assert ([], 3) == (whole.why_partial[1:], whole.sources["raw"])
+    assert (["more than 2 raw batches are in no rollup yet"], 2) == (cut.why_partial[1:], cut.sources["raw"])
 
 
 async def test_points_beyond_the_limit_of_batches_are_said_to_be_missing() -> None:

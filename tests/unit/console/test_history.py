@@ -163,6 +163,38 @@ async def test_what_was_added_while_no_gateway_ran_is_counted_once() -> None:
     assert SETTLE_MS == clock.now_ns() // 10**6 - lake.spans[-1][1]
 
 
+async def test_what_was_added_in_a_long_pause_is_not_counted_afterwards() -> None:
+    """A gateway that starts after a week lists an hour, not the week."""
+    store, clock = MemoryStore(clock=ManualClock()), ManualClock()
+    lake = Lake(store, clock)
+    await lake.sampler().step()
+    await clock.advance(7 * 86_400)
+    await lake.sampler().step()
+
+    begin_ms, end_ms = lake.spans[-1]
+    assert (3_600_000, now_ms(clock) - SETTLE_MS) == (end_ms - begin_ms, end_ms)
+
+
+async def test_a_count_that_does_not_end_is_given_up_and_the_sampler_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that hangs leaves a gap, not a sampler that stands still."""
+    monkeypatch.setattr("lakebed.console.sampler.COUNT_TIMEOUT_S", 0.01)
+    store, clock = MemoryStore(clock=ManualClock()), ManualClock()
+    lake = Lake(store, clock)
+    sampler, count = lake.sampler(), lake.count
+
+    async def hanging(from_ms: int, to_ms: int) -> Counted:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sampler._count = hanging
+    await sampler.step()
+    missing = sampler.points("1h")
+    sampler._count = count
+    await sampler.step()
+
+    assert ([], 1) == (missing, len(sampler.points("1h")))
+
+
 async def test_a_total_that_was_not_read_once_goes_on_from_its_last_value() -> None:
     """A part that failed for one step is unknown there; its total does not begin at 0 again."""
     store, clock = MemoryStore(clock=ManualClock()), ManualClock()

@@ -14,7 +14,7 @@ from lakebed.console.data import STALE_MS, PageData
 from lakebed.console.live import RATES, VIEWERS_MAX, LiveMetrics, event, totals
 from lakebed.console.pages import levels
 from lakebed.console.samples import ENTRIES_MAX, SampleCache
-from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.clock import ManualClock, SystemClock, now_ms, settle
 from lakebed.core.errors import Overloaded, Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.lifecycle.view import StreamRow
@@ -66,6 +66,27 @@ async def test_trouble_keeps_the_last_good_answer_and_goes_by_itself() -> None:
 
     assert (during.value, during.error and during.error.message) == (1, "gone")
     assert (after.value, after.error) == (3, None)
+
+
+async def test_a_read_that_began_before_an_action_does_not_hide_what_it_changed() -> None:
+    """It ends after the action with what was before: the page has it for one look, not for its time to live."""
+    clock, backend, go = ManualClock(), Backend(), asyncio.Event()
+    shared = SampleCache(clock)
+
+    async def slow() -> Any:
+        before = backend.asked
+        await go.wait()
+        return before
+
+    reading = asyncio.create_task(shared.get("a", 120.0, slow))
+    await settle()
+    backend.asked = 7  # the action
+    shared.forget()
+    go.set()
+    await reading
+    after = await shared.get("a", 120.0, slow)
+
+    assert 7 == after.value
 
 
 async def test_the_last_good_answer_keeps_its_time_while_there_is_trouble() -> None:
@@ -156,6 +177,26 @@ async def test_rates_are_differences_over_time() -> None:
     assert sample is not None
     assert (sample.rates["log_in"], sample.rates["log_out"]) == (5.0, 0.0)
     assert (sample.totals["log_in"], sample.levels["queue_waiting"]) == (10.0, 3.0)
+
+
+async def test_what_was_sampled_for_the_last_viewer_is_not_shown_as_now() -> None:
+    """With nobody watching the sampler stands still: the next one gets today's totals, and no rates yet."""
+    clock, metrics = ManualClock(), Metrics()
+    one = live(metrics, clock)
+    counted = metrics.counter("lakebed_log_records_total").labels(direction="in")
+    async with one.watch() as queue:
+        queue.get_nowait()
+        await clock.advance(0.0)
+        counted.inc(10)
+        await clock.advance(1.0)
+        assert 10.0 == (await queue.get()).rates["log_in"] == one.now().rates["log_in"]
+    await clock.advance(3600.0)
+    counted.inc(5)
+
+    found = one.now()
+
+    assert (now_ms(clock), 0.0, 15.0) == (found.at_ms, found.rates["log_in"], found.totals["log_in"])
+    await one.stop()
 
 
 async def test_viewers_are_limited_and_the_sampler_ends_with_the_last() -> None:

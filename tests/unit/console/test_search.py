@@ -36,6 +36,15 @@ def test_names_with_every_word_are_found_and_those_that_begin_so_come_first() ->
     assert ["orders-eu"] == [hit.name for hit in matching("topic", links, "eu orders")]
 
 
+def test_of_many_names_the_first_in_order_are_shown() -> None:
+    """A name that begins with the text is not cut off behind others that merely hold it."""
+    links = [(f"a-{n:02d}-log", f"/{n}") for n in range(30)] + [("log", "/log")]
+
+    found = matching("topic", links, "log")
+
+    assert (20, "log", "a-18-log") == (len(found), found[0].name, found[-1].name)
+
+
 async def test_topics_tables_queues_agents_and_buckets_are_found_and_lead_to_their_pages() -> None:
     """Each from what its own page lists; the address chooses it there, and a name is found once."""
     rows = {

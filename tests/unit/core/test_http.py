@@ -80,6 +80,7 @@ async def test_a_body_in_pieces_is_joined_and_one_piece_is_not_copied() -> None:
     assert together.obj is whole and together.readonly and b"abcdef" == together
     assert b"abde" == await read(view[:2], view[3:5])
     assert b"abXY" == await read(view[:2], memoryview(b"XY"))
+    assert b"abcXYZ" == await read(view[:3], memoryview(b"XYZ"))  # as long as the first buffer
 
 
 async def test_a_call_gives_the_first_field_of_a_name_and_its_body() -> None:

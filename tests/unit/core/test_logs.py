@@ -63,6 +63,20 @@ def test_a_stranger_cannot_drive_the_terminal_that_shows_the_log(capsys: pytest.
     assert "/a\ufffd]0;owned\ufffd" in text and "size" in text
 
 
+def test_what_is_logged_for_a_request_has_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the line names one itself; outside of a request there is none."""
+    logs.configure("info", as_json=True)
+    logs.logger("gateway").info("before")
+    token = logs.REQUEST.set(b"r-7")
+    logs.logger("gateway").info("inside")
+    logs.logger("gateway").info("about another", request_id="r-8")
+    logs.REQUEST.reset(token)
+
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+    assert [None, "r-7", "r-8"] == [line.get("request_id") for line in lines]
+
+
 async def test_what_a_job_logs_is_kept_with_it() -> None:
     """By its task and its threads, masked and bounded; what others log meanwhile is not in it."""
     logs.configure("info", as_json=True)

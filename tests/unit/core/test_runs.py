@@ -14,6 +14,7 @@ from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.errors import Invalid, NotFound, Unavailable
 from lakebed.core.runs import RecordedRun, RunLog, RunReader, heard, read_run
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject
 from support.counting_store import CountingStore
 from support.runtimes import runtime_on
 
@@ -105,6 +106,66 @@ async def test_every_gateway_sees_the_progress_of_a_long_run() -> None:
     assert [] == before
     assert ("running", "comparing", 8, 3) == (running.state, running.phase, running.tasks, running.tasks_done)
     assert "failed" == dead.state and "n1 has stopped" in dead.reason
+
+
+async def test_a_run_that_goes_on_for_long_is_never_taken_for_dead() -> None:
+    """However long it runs, it is heard of again before it would count as stopped."""
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    states: set[str] = set()
+    async with RunLog(runtime, "audit").record("audit", at_once=True):
+        for _ in range(60):
+            await clock.advance(10.0)
+            states |= {run.state for run in await RunReader(runtime, "audit").latest(1)}
+
+    assert {"running"} == states
+
+
+async def test_a_job_of_a_thread_is_heard_of_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By beats from a thread of their own: the job waits for nothing."""
+    monkeypatch.setattr(runs, "BEAT_S", 0.01)
+    runtime = runtime_on(MemoryStore(clock=SystemClock()))
+    ending = threading.Event()
+
+    def work() -> None:
+        with RunLog(runtime, "tables").job("bronze load") as run:
+            run.progress("reading", 4, 1)
+            ending.wait(30)
+
+    working = asyncio.create_task(asyncio.to_thread(work))
+    async with asyncio.timeout(30):
+        while not (found := await RunReader(runtime, "tables").latest(1)):
+            await asyncio.sleep(0.01)
+    ending.set()
+    await working
+
+    assert ("running", "reading") == (found[0].state, found[0].phase)
+    assert ["done"] == [run.state for run in await RunReader(runtime, "tables").latest(1)]
+
+
+async def test_a_record_that_is_none_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not decode, and one that was deleted since it was listed, are left out."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    runtime = runtime_on(store, clock)
+    names: list[str] = []
+    for _ in range(3):
+        async with RunLog(runtime, "log").record("log compaction") as run:
+            await clock.advance(1.0)
+        names.append(run.name)
+    broken, gone, good = (runs.key_of(name) for name in names)
+    await store.delete(broken)
+    await store.create(broken, b"{}")
+    get = store.get
+
+    async def late(key: str) -> StoredObject:
+        if key == gone:
+            raise NotFound("deleted")
+        return await get(key)
+
+    monkeypatch.setattr(store, "get", late)
+
+    assert [good] == [runs.key_of(run.name) for run in await RunReader(runtime, "log").latest(5)]
 
 
 async def test_a_run_that_is_shown_at_once_ends_in_the_same_record() -> None:

@@ -12,7 +12,17 @@ from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.errors import Conflict, Corrupt, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.core.trail import CALLER, ROOT, BrokenTrail, Caller, OperatorAction, Trail, action_of_tenant, key_of
+from lakebed.core.trail import (
+    CALLER,
+    RACES_MAX,
+    ROOT,
+    BrokenTrail,
+    Caller,
+    OperatorAction,
+    Trail,
+    action_of_tenant,
+    key_of,
+)
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
@@ -172,9 +182,21 @@ async def test_processes_share_one_chain() -> None:
     assert {f"op-{number}" for number in range(8)} == {action.who for action in await trail.latest()}
 
 
-@pytest.mark.parametrize("harm", ["change", "remove", "insert", "swap", "shorten"])
+async def test_a_long_action_ends_on_record_however_many_others_came_meanwhile(trail: Trail) -> None:
+    """It is done, so that it must not end with an error; the chain is one all the same."""
+    async with trail.record("ann", "lifecycle.round", {}):
+        for _ in range(RACES_MAX // 2 + 10):
+            async with trail.record("bob", "queue.replay", {}):
+                pass
+
+    actions = await trail.latest(limit=1000)
+    assert [("ann", "done")] == [(one.who, one.outcome) for one in actions if one.who == "ann"]
+    assert 2 * (RACES_MAX // 2 + 11) == (await trail.verify()).number
+
+
+@pytest.mark.parametrize("harm", ["change", "remove", "insert", "swap", "shorten", "change the newest"])
 async def test_a_trail_that_was_rewritten_is_found_out(harm: str) -> None:
-    """One byte of one entry, one entry less, one more, two exchanged; the newest removed, when its end was noted."""
+    """One byte of one entry, one entry less, one more, two exchanged; the newest gone or changed, if it was noted."""
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     trail = trail_of(store, clock, Ids.seeded(1))
@@ -197,6 +219,8 @@ async def test_a_trail_that_was_rewritten_is_found_out(harm: str) -> None:
     elif harm == "swap":
         await put(3, fourth)
         await put(4, third)
+    elif harm == "change the newest":  # no entry follows that has its hash
+        await put(6, (await store.get(key_of(6))).data.replace(b"ann", b"bob"))
     else:
         await store.delete(key_of(6))
 

@@ -226,6 +226,34 @@ async def test_a_silent_stream_is_given_up_and_its_filer_asked_last() -> None:
     assert ["two", "one"] == client._in_order()
 
 
+async def test_a_silent_stream_is_given_up_though_its_reader_is_woken_all_the_time() -> None:
+    """Only what the filer sends is heard of it: heartbeats that the client makes itself are not."""
+    client, stream = Scripted(lambda *_: []), Silent()
+    client._stream = lambda *_: stream  # type: ignore[method-assign]
+    clock: Any = client._clock
+    woken = 0
+    with pytest.raises(Unavailable, match="one sent nothing for 30 s"):
+        async for event in client.subscribe(["/buckets"], since_ns=0, tick_s=0.001):
+            woken += event.heartbeat
+            assert woken <= 3
+            await clock.advance(10.0)
+
+    assert (3, True) == (woken, stream.cancelled.is_set())
+
+
+async def test_a_caller_that_works_long_does_not_make_its_filer_silent() -> None:
+    """Only time in which the caller waits for the filer counts."""
+    client = Scripted(lambda *_: [])
+    client._stream = lambda *_: Stream([change(5)])  # type: ignore[method-assign]
+    clock: Any = client._clock
+    seen: list[int] = []
+    async for event in client.subscribe(["/buckets"], since_ns=0):
+        seen.append(event.ts_ns)
+        await clock.advance(60.0)
+
+    assert ([5], ["one", "two"]) == (seen, client._in_order())
+
+
 async def test_a_page_that_nobody_waits_for_any_more_is_cancelled() -> None:
     """Its thread is free for other listings."""
     client, stream = Scripted(lambda *_: []), Silent()

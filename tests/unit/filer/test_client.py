@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import grpc
 import grpc.aio
 import pytest
 
-from lakebed.core.errors import NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.filer.client import PRECONDITION_FAILED
-from lakebed.filer.codec import write_entry
+from lakebed.core.errors import Corrupt, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.filer.client import PRECONDITION_FAILED, FilerClient
+from lakebed.filer.codec import joined, write_entry
 from lakebed.filer.model import FilerEntry
 from lakebed.filer.protobuf import encode_field
 from support.scripted_filer import GUARDED, Scripted, change
@@ -77,3 +81,60 @@ async def test_a_filer_that_cannot_be_reached_is_passed_over() -> None:
     assert ["one", "two"] == client.asked
     with pytest.raises(Unavailable):
         await Scripted(lambda *_: grpc.StatusCode.UNAVAILABLE).lookup("/buckets/b", "k")
+
+
+CHANGES: dict[str, Callable[[FilerClient], Awaitable[Any]]] = {
+    "together": lambda client: asyncio.gather(*(client.transact(GUARDED) for _ in range(3)), return_exceptions=True),
+    "create": lambda client: client.create("/d", "k"),
+    "delete": lambda client: client.delete("/d", "k"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_every_change_is_sent_to_another_filer_only_where_the_first_was_not_reached(change: str) -> None:
+    """Sent twice, a transaction that was made would be told as refused by its condition."""
+    made = joined([b"", b"", b""]) if change == "together" else b""
+    late = Scripted(lambda endpoint, _: grpc.StatusCode.DEADLINE_EXCEEDED if endpoint == "one" else made)
+    away = Scripted(lambda endpoint, _: grpc.StatusCode.UNAVAILABLE if endpoint == "one" else made)
+
+    try:
+        found = await CHANGES[change](late)
+    except OutcomeUnknown as error:
+        found = [error]
+    reached = await CHANGES[change](away)
+
+    assert {OutcomeUnknown} == {type(one) for one in found}
+    assert (["one"], ["one", "two"]) == (late.asked, away.asked)
+    assert reached in (None, [None, None, None])
+
+
+async def test_an_entry_that_could_not_be_looked_up_is_not_an_absent_one() -> None:
+    """Of lookups that travel together each has its own answer: what is absent is known to be, and only that."""
+    there = encode_field(1, 1) + encode_field(2, write_entry(FilerEntry("a")))
+    absent, failed = encode_field(3, b"no entry is found in store"), encode_field(3, b"disk")
+    answers = [there, absent, b"", failed, there[:-1] + b"\xff"]
+    client = Scripted(lambda *_: joined(answers))
+
+    found = await asyncio.gather(*(client.lookup("/d", name) for name in "abcde"), return_exceptions=True)
+
+    assert [FilerEntry, NotFound, NotFound, Unavailable, Corrupt] == [type(one) for one in found]
+    assert ["one"] == client.asked
+
+
+@pytest.mark.parametrize("first", [b"", grpc.StatusCode.UNAVAILABLE])
+async def test_the_masters_say_when_each_filer_joined(first: Any) -> None:
+    """Those that a filer names, where none is configured; one that leads nothing or is down is passed over."""
+    node = encode_field(1, b"f:8888") + encode_field(4, 7)
+    answers = {"one": joined([b"m:1.2", b"n:1.2"]), "m:2": first, "n:2": joined([node, encode_field(1, b"a:8888")])}
+    client = Scripted(lambda endpoint, _: answers.get(endpoint, grpc.StatusCode.UNAVAILABLE))
+
+    assert (("a:8888", 0), ("f:8888", 7)) == await client.started()
+    assert ["one", "m:2", "n:2"] == client.asked
+
+
+@pytest.mark.parametrize("masters", [b"", joined([b"m:1.2"]), joined([b"no address"]), grpc.StatusCode.UNAVAILABLE])
+async def test_without_a_master_that_answers_it_is_not_known_when_filers_joined(masters: Any) -> None:
+    """That is no error: what depends on it goes on without."""
+    client = Scripted(lambda endpoint, _: masters if endpoint == "one" else grpc.StatusCode.UNAVAILABLE)
+
+    assert () == await client.started()

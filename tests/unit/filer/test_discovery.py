@@ -64,12 +64,16 @@ async def test_a_new_filer_is_known_within_the_interval_and_a_gone_one_forgotten
 
 
 async def test_masters_that_are_down_leave_the_filers_known_before() -> None:
-    """Named ones too; with none known at all the masters' outage is what is raised."""
+    """Named ones too, and are asked again after a while; with none known at all their outage is what is raised."""
     client = Discovering(
         lambda endpoint, _: grpc.StatusCode.UNAVAILABLE if endpoint[0] == "m" else FOUND, given=("named",)
     )
+    clock: Any = client._clock
+    for _ in range(2):
+        await client.lookup("/d", "k")
+    await clock.advance(DISCOVER_S)
     await client.lookup("/d", "k")
-    assert ["m1", "m2", "named"] == client.asked
+    assert ["m1", "m2", "named", "named", "m1", "m2", "named"] == client.asked
 
     alone = Discovering(lambda *_: grpc.StatusCode.UNAVAILABLE)
     with pytest.raises(Unavailable, match="list of filers"):

@@ -79,6 +79,28 @@ async def test_no_more_is_read_ahead_than_there_is_room_for() -> None:
     assert 4 == call.taken
 
 
+async def test_room_that_was_made_meanwhile_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller takes everything between the reader's count and its wait: the reader goes on all the same."""
+    call, decided, taken = Fed(), threading.Event(), threading.Event()
+    waits = MessageStream._wait_for_room
+
+    def late(self: MessageStream) -> None:
+        decided.set()
+        taken.wait(PATIENT_S)
+        waits(self)
+
+    monkeypatch.setattr(MessageStream, "_wait_for_room", late)
+    stream = MessageStream(call)
+    call.feed(b"x" * (AHEAD_BYTES + 1))
+    await asyncio.to_thread(decided.wait, PATIENT_S)
+    first = await stream.take(PATIENT_S)
+    taken.set()
+    call.feed(b"next")
+
+    assert (1, [b"next"]) == (len(first), await stream.take(PATIENT_S))
+    stream.cancel()
+
+
 async def test_a_quiet_stream_gives_nothing_and_stays_open() -> None:
     """The end of patience is not the end of the stream: what comes later is given."""
     call = Fed()

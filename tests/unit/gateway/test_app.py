@@ -238,6 +238,26 @@ async def test_a_component_that_hangs_while_draining_does_not_take_the_others_ti
     assert [part.lived[-1] for part in (first, slow, hanging, last)] == ["stopped", "stopped", "started", "stopped"]
 
 
+async def test_components_have_time_to_drain_after_requests_used_up_theirs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have accepted is made durable then: a little time is theirs, however late it is."""
+    monkeypatch.setattr(module, "DRAIN_EACH_S", 0.0)
+    monkeypatch.setattr(module, "DRAIN_LEAST_S", 60.0)
+
+    class Slow(Sample):
+        async def stop(self) -> None:
+            await asyncio.sleep(0.01)
+            await super().stop()
+
+    slow = Slow("slow")
+    app = make([slow])
+    async with app.router.lifespan_context(app):
+        state_of(app).shutdown.drain_until_s = state_of(app).context.clock.monotonic_s() - 1.0
+
+    assert ["started", "stopped"] == slow.lived
+
+
 async def test_a_component_that_does_not_start_stops_those_that_did(make: Make) -> None:
     """Nothing half-started is left behind, and the cause is kept for the caller."""
     first = Sample("first")

@@ -241,6 +241,8 @@ async def test_gateways_agree_on_one_seal_and_a_read_only_one_makes_none() -> No
 
     async with running(read_only) as app:
         assert b"" == state_of(app).keyring.sessions.seal
+        await status(app)
+    assert SessionList() == (await session_list(context).read()).value  # nor does it note who used a key
     async with running(context) as one, running(beside(context)) as two:
         seals = {state_of(app).keyring.sessions.seal for app in (one, two)}
         await status(one)
@@ -300,6 +302,29 @@ async def test_the_last_use_of_a_key_is_stored() -> None:
     assert now_ms(clock) - used["ann"] <= (USED_EVERY_S + EVERY_S) * 1000
 
 
+async def test_the_use_of_a_key_is_stored_once_the_store_takes_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that was used once, while the store refused, is not shown as one that nobody uses."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as app:
+        await clock.advance(EVERY_S + 0.1)
+        await status(app)
+
+        async def refused(key: str, *_: Any) -> Any:
+            raise Unavailable("this path refuses writes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(context.store, "replace", refused)
+            await clock.advance(USED_EVERY_S + EVERY_S)
+        during = (await session_list(context).read()).value.used
+        await clock.advance(USED_EVERY_S + EVERY_S)
+        after = (await session_list(context).read()).value.used
+
+    assert ([], ["ann"]) == (list(during), list(after))
+
+
 async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
     """Keys in a file are reloaded too; a mistake in it is logged and locks nobody out."""
     clock = ManualClock()
@@ -318,6 +343,23 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothin
 
     assert ([200, 401], [401, 200], 200) == (before, after, broken)
     assert ["keys were not refreshed"] == [line["event"] for line in lines if line["log_level"] == "warning"]
+
+
+async def test_a_file_of_keys_whose_mode_was_put_right_is_read_again(tmp_path: Path) -> None:
+    """It was refused because others could read it: `chmod` changes neither its time nor its size, and is enough."""
+    clock = ManualClock()
+    file = tmp_path / "keys.toml"
+    write_keys(file, SECRET)
+
+    async with running(context_with(clock, keys_file=str(file))) as app:
+        write_keys(file, OTHER, 0o644)
+        await clock.advance(EVERY_S + 0.1)
+        refused = [await status(app), await status(app, OTHER)]
+        file.chmod(0o600)
+        await clock.advance(EVERY_S + 0.1)
+        after = [await status(app), await status(app, OTHER)]
+
+    assert ([200, 401], [401, 200]) == (refused, after)
 
 
 async def test_a_start_waits_for_keys_that_cannot_be_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,3 +601,28 @@ async def test_a_session_of_another_gateway_is_not_locked_out_by_a_store_that_wa
         after = (await client.get("/sample", headers=sent)).status_code
 
     assert (401, 200) == (during, after)
+
+
+async def test_a_session_that_the_store_refuses_is_known_where_it_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the next reads of the list too, until it is signed out; a store that refuses writes is when it is needed."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as app, client_of(app) as client:
+
+        async def refused(key: str, *_: Any) -> Any:
+            raise Unavailable("this path refuses writes")
+
+        monkeypatch.setattr(context.store, "replace", refused)
+        cookie = state_of(app).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(app).key_watch.opened(cookie)
+        sent = {"cookie": f"{sessions.COOKIE}={cookie}"}
+        await clock.advance(EVERY_S + 0.1)
+        later = (await client.get("/sample", headers=sent)).status_code
+        await state_of(app).key_watch.ended(cookie)
+        await clock.advance(EVERY_S + 0.1)
+        after = (await client.get("/sample", headers=sent)).status_code
+        monkeypatch.undo()
+
+    assert (200, 401) == (later, after)

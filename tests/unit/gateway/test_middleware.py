@@ -212,6 +212,37 @@ def test_a_request_without_a_whole_head_is_counted_under_no_route() -> None:
     assert 1 == env.metrics.value("lakebed_http_requests_total", route="(none)", method="any", status="431")
 
 
+async def test_requests_in_flight_are_counted_until_their_answer() -> None:
+    """On every way through the middleware; a head that was refused is no request under way, before or after."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def handler(call: DirectRequest) -> DirectResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    env, wire = Env(app), Asgi()
+    env.middleware.unread(HeadTooLarge("too much"))
+    seen = [env.metrics.value("lakebed_http_in_flight")]
+    tasks = [
+        asyncio.create_task(env.middleware(env.scope, wire.receive, wire.send)),
+        asyncio.create_task(env.middleware.direct(env.route(handler), env.scope, b"", env.write)),
+    ]
+    await settle()
+    cut = env.middleware.promptly(env.route(prompt=lambda *_: None), env.scope, b"", env.write)
+    seen.append(env.metrics.value("lakebed_http_in_flight"))
+    cut()
+    cut()
+    seen.append(env.metrics.value("lakebed_http_in_flight"))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    seen.append(env.metrics.value("lakebed_http_in_flight"))
+
+    assert [0, 3, 2, 0] == seen
+
+
 async def test_each_request_without_an_id_gets_one_of_its_own() -> None:
     """Ids of one gateway begin alike and differ; an id of 128 characters is kept, a longer one is not."""
     env = Env()

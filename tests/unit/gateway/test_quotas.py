@@ -209,6 +209,20 @@ def test_limits_that_changed_are_in_force_at_once() -> None:
     assert quotas.of(Principal("small", ("*",))) is None
 
 
+def test_an_upload_that_is_refused_takes_nothing_from_the_rate() -> None:
+    """Who tries again until its other upload ends is then admitted: only what was admitted counts."""
+    limits = KeyLimits(requests_per_s=2.0, uploads_max=1)
+    usage = KeyQuotas(ManualClock()).of(Principal("small", ("*",), limits=limits))
+    assert usage is not None
+    usage.begin(upload=True)
+    for _ in range(10):
+        with pytest.raises(Throttled, match="uploads_max"):
+            usage.begin(upload=True)
+    usage.end(upload=True, size=1)
+
+    usage.begin(upload=True)
+
+
 async def test_who_waits_for_an_upload_waits_until_the_next_one_ends() -> None:
     """An upload that ended earlier made room for another one: it lets nobody else in."""
     usage = KeyQuotas(ManualClock()).of(Principal("small", ("*",), limits=KeyLimits(uploads_max=1)))
@@ -226,4 +240,28 @@ async def test_who_waits_for_an_upload_waits_until_the_next_one_ends() -> None:
     await asyncio.wait_for(waiting, 10)
 
     assert not early
+    usage.begin(upload=True)
+
+
+async def test_who_waits_for_a_rate_waits_as_long_as_it_takes() -> None:
+    """The longest of the rates decides, and after that time the request is admitted."""
+    clock = ManualClock()
+    limits = KeyLimits(requests_per_s=10.0, bytes_per_s=100.0, records_per_s=1.0)
+    usage = KeyQuotas(clock).of(Principal("small", ("*",), limits=limits))
+    assert usage is not None
+    usage.begin(upload=True)
+    usage.end(upload=True, size=500)  # 200 were there: 3 s
+    usage.count_records(7)  # 2 were there: 5 s
+
+    assert pytest.approx(5.0) == usage.wait_s()
+    await clock.advance(3.5)
+    with pytest.raises(Throttled) as over:
+        usage.begin(upload=True)
+    waiting = asyncio.create_task(usage.wait(over.value))
+    await clock.advance(1.4)
+    early = waiting.done()
+    await clock.advance(0.1)
+    await waiting
+
+    assert (False, 0.0) == (early, usage.wait_s())
     usage.begin(upload=True)

@@ -87,9 +87,13 @@ async def test_a_wrong_key_beside_a_good_session_is_a_wrong_key() -> None:
 
 
 def test_a_key_that_is_too_long_is_not_signed_in() -> None:
+    """Neither as any key nor as one that has a certificate and no secret."""
+    certified = Keyring((KeyRecord("agent", rights=("*",), certificate="agent-7"),), ManualClock())
     for secret in ("", "x" * (PRESENTED_BYTES_MAX + 1), SECRET[:-1]):
-        with pytest.raises(Unauthenticated):
-            ring(ManualClock()).sign_in(secret, "nonce")
+        for keys in (ring(ManualClock()), certified):
+            with pytest.raises(Unauthenticated):
+                keys.sign_in(secret, "nonce")
+            assert keys.key_with(secret.encode()) is None
 
 
 def test_tokens_and_sessions_differ_by_their_nonce() -> None:
@@ -238,3 +242,20 @@ def test_of_two_keys_with_one_certificate_the_first_has_it() -> None:
     found = Keyring((ours, theirs)).principal({**scope(), CERTIFICATE: ("c",)}, requested())
 
     assert "a" == found.name
+
+
+def test_a_session_that_the_bucket_had_ends_with_what_the_bucket_has() -> None:
+    """One that was opened here ends when another gateway ended it, whether or not its sharing was confirmed."""
+    table = sessions.SessionTable()
+    session = SignedIn("ann", "f", expires_s=100)
+    confirmed, seen, alone = (table.open(session, nonce * 40) for nonce in "abc")
+    table.shared(confirmed)
+
+    table.load({sessions.hashed(seen): session}, now_s=1)
+    first = [table.find(value) is not None for value in (confirmed, seen, alone)]
+    table.load({}, now_s=2)
+    second = [table.find(value) is not None for value in (confirmed, seen, alone)]
+    table.load({}, now_s=100)
+
+    assert ([False, True, True], [False, False, True]) == (first, second)
+    assert table.find(alone) is None

@@ -238,7 +238,7 @@ async def test_a_claim_is_extended_before_it_is_stale_and_named_only_while_it_is
     batches = AsyncQueue(client_of(gateway, manual_clock), "jobs").collect()
     first = await anext(batches)
     await manual_clock.advance(29.0)
-    in_time = bool(extended_s)
+    often = len(extended_s)
     await first.ack()
     await settle()
     for _ in range(2):
@@ -247,8 +247,35 @@ async def test_a_claim_is_extended_before_it_is_stale_and_named_only_while_it_is
         await settle()
     assert [] == [batch async for batch in batches]
 
-    assert in_time
+    assert 2 == often  # each reckons from the end that the last one was given
     assert [[], ["c1"], ["c2"], ["c3"]] == held
+
+
+async def test_a_collector_that_stops_lets_go_of_what_it_has_not_acked(manual_clock: ManualClock) -> None:
+    """Its claims are extended while it goes on, and never after: they go stale, and others get the batches."""
+    extended: list[str] = []
+    given = 0
+
+    def gateway(request: httpx2.Request) -> httpx2.Response:
+        nonlocal given
+        expires_ms = round(manual_clock.now_ns() / 1e6) + 30_000
+        if request.url.path.endswith("/extend"):
+            extended.append(request.url.path.split("/")[-2])
+            return httpx2.Response(200, json={"expires_ms": expires_ms}, request=request)
+        given += 1
+        batch = {"claim": f"c{given}", "shard": 0, "sequence": given, "entries": [], "expires_ms": expires_ms}
+        return httpx2.Response(200, json={"batches": [batch]}, request=request)
+
+    batches = AsyncQueue(client_of(gateway, manual_clock), "jobs").collect()
+    held = [await anext(batches), await anext(batches)]
+    await manual_clock.advance(12.0)
+    before = sorted(extended)
+    await batches.aclose()  # type: ignore[attr-defined]
+    await settle()
+    await manual_clock.advance(300.0)
+
+    assert (["c1", "c2"], ["c1", "c2"]) == (before, sorted(extended))
+    assert [False, False] == [batch.open for batch in held]
 
 
 async def test_a_consumer_goes_on_behind_what_was_trimmed(manual_clock: ManualClock) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from lakebed.core.clock import ManualClock
@@ -53,6 +55,32 @@ async def test_two_workers_and_a_restart_add_up() -> None:
     )
 
 
+async def test_two_recorders_of_one_process_add_what_it_counted_once() -> None:
+    """A page of the console opens one beside the worker's: whatever is counted, before or meanwhile, is added once."""
+    clock = ManualClock()
+    runtime, gauges, recorder = process(MemoryStore(clock=clock), clock)
+    gauges.evaluated(REF, 5)
+    second = CountRecorder(LifecycleState(runtime))
+    gauges.evaluated(REF, 2)
+
+    for each in (second, recorder, second):
+        await each.record(now=True)
+
+    assert ActionCounts(evaluated=7) == await stored(runtime)
+
+
+async def test_recorders_that_record_at_the_same_time_add_it_once() -> None:
+    """A page that ends while the worker records: neither adds what the other is adding."""
+    clock = ManualClock()
+    runtime, gauges, recorder = process(MemoryStore(clock=clock), clock)
+    second = CountRecorder(LifecycleState(runtime))
+    gauges.evaluated(REF, 5)
+
+    await asyncio.gather(recorder.record(now=True), second.record(now=True))
+
+    assert ActionCounts(evaluated=5) == await stored(runtime)
+
+
 async def test_what_could_not_be_recorded_is_added_later() -> None:
     """A store that is away costs a log line, and no count."""
 
@@ -74,6 +102,32 @@ async def test_what_could_not_be_recorded_is_added_later() -> None:
     await recorder.record(now=True)
 
     assert 1 == (await stored(runtime)).expired
+
+
+async def test_what_a_stop_cut_off_is_added_at_the_end() -> None:
+    """A worker that is stopped while it records loses no count: the last record adds it."""
+
+    class Slow(MemoryStore):
+        slow = True
+
+        async def create(self, *args: object, **named: object) -> object:
+            if self.slow:
+                await asyncio.Event().wait()
+            return await super().create(*args, **named)  # type: ignore[arg-type]
+
+    clock = ManualClock()
+    store = Slow(clock=clock)
+    runtime, gauges, recorder = process(store, clock)
+    gauges.evaluated(REF, 5)
+    recording = asyncio.create_task(recorder.record(now=True))
+    await asyncio.sleep(0)
+    recording.cancel()
+    await asyncio.gather(recording, return_exceptions=True)
+    store.slow = False
+
+    await CountRecorder(LifecycleState(runtime)).record(now=True)
+
+    assert ActionCounts(evaluated=5) == await stored(runtime)
 
 
 async def test_rounds_that_follow_each_other_closely_record_once() -> None:

@@ -164,6 +164,30 @@ async def test_an_upload_whose_object_was_completed_loses_its_metadata_only(name
     assert [False] == place.deleted_data()
 
 
+async def test_an_upload_whose_object_is_a_version_beside_a_null_version_keeps_its_bytes() -> None:
+    """The object at the key is older than versioning and of another upload: the versions are looked at all the same."""
+    place = Place()
+    place.filer.put(f"/buckets/b/k{s3.VERSIONS}", is_directory=True)
+    place.put("k", extended={s3.UPLOAD_ID: b"u0"})
+    place.put(f"k{s3.VERSIONS}/{s3.VERSION_FILE}{VERSION}", extended={s3.UPLOAD_ID: b"u1"})
+
+    assert Removal.COMPLETED is await place.delete(upload(place), Verb.ABORT_MPU, "Enabled")
+    assert [False] == place.deleted_data()
+
+
+async def test_an_upload_whose_object_is_one_of_many_versions_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page of the versions is looked through, not the first alone."""
+    monkeypatch.setattr(deletes, "PAGE", 2)
+    place = Place()
+    place.filer.put(f"/buckets/b/k{s3.VERSIONS}", is_directory=True)
+    for number in range(5):
+        upload_id = b"u1" if number == 4 else b"u0"
+        place.put(f"k{s3.VERSIONS}/{s3.VERSION_FILE}{number:032d}", extended={s3.UPLOAD_ID: upload_id})
+
+    assert Removal.COMPLETED is await place.delete(upload(place), Verb.ABORT_MPU, "Enabled")
+    assert [False] == place.deleted_data()
+
+
 @pytest.mark.parametrize("versioning", ["", "Enabled", "Suspended"])
 async def test_an_upload_that_is_completed_while_it_is_aborted_keeps_its_bytes(versioning: str) -> None:
     """The condition is what completing writes, so the abort is refused, read again, and leaves the bytes."""

@@ -196,6 +196,22 @@ async def test_a_plan_that_was_committed_is_not_committed_again() -> None:
     assert whole == sorted(await world.ledger("b"), key=str)
 
 
+async def test_a_move_that_ends_late_leaves_the_plan_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mover that another overtook closes its own plan alone, so no row is moved twice."""
+    world = await lived()
+    overtaking = Fold(number=2, segments=("one", "two"))
+    delete = world.store.delete
+
+    async def overtaken(key: str) -> None:
+        await delete(key)
+        await world.registers.fold.change(lambda _: (overtaking, None))
+
+    monkeypatch.setattr(world.store, "delete", overtaken)
+    await LedgerMover(world.registers).run()
+
+    assert overtaking == (await world.registers.fold.read()).value
+
+
 async def test_a_damaged_segment_is_named_and_stops_only_the_move() -> None:
     """The worker goes on; the segment stays where an operator finds it."""
     world = await lived()

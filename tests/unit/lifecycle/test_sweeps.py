@@ -148,6 +148,34 @@ async def test_an_exception_that_comes_during_a_compaction_is_kept() -> None:
     assert {item("c").id, item("late").id} == set((await pending.load(ref)).items)
 
 
+async def test_an_exception_that_the_same_worker_adds_during_a_compaction_is_kept() -> None:
+    """One that is stored between the fold and the compacted segment is in neither, so its own segment stays."""
+    ref = ActionRef("b", ActionKey("0" * 16, ActionKind.EXPIRATION_DAYS))
+
+    def item(key: str) -> PendingItem:
+        return PendingItem(key, "", 7, ObjectIdentity(1, 1, "", ""))
+
+    class Racing(MemoryStore):
+        compacting = raced = False
+
+        async def create(self, key: str, data: bytes, **more: Any) -> Any:
+            if self.compacting and b'"tombstones":[]' in data and not self.raced:
+                self.raced = True
+                await pending.upsert(ref, [item("late")])
+            return await super().create(key, data, **more)
+
+    store = Racing(clock=ManualClock())
+    pending = PendingStore(StoreRuntime(clock=ManualClock(), ids=Ids.seeded(1), metrics=Metrics(), store=store))
+    for key in ("a", "b", "c"):
+        await pending.upsert(ref, [item(key)])
+    store.compacting = True
+
+    await pending.remove(ref, [item("a").id, item("b").id])
+
+    assert store.raced
+    assert {item("c").id, item("late").id} == set((await pending.load(ref)).items)
+
+
 async def test_a_blocked_group_is_not_read_again_until_somebody_decides() -> None:
     """No event is fetched for it, round after round; the other group goes on."""
     world, store = failing(retries_max=1)

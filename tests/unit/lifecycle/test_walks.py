@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.errors import Unavailable
+from lakebed.lifecycle import scanner
 from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.engine import Activation, compile_policies
 from lakebed.lifecycle.model import Calendar, Mode, Rule, StreamKind, StreamResolution
@@ -387,3 +388,32 @@ async def test_a_walk_that_is_overtaken_on_its_way_does_not_move_its_successor(w
     assert not overtaken.complete
     assert scan is not None and (0, False) == (scan.scanned, scan.done)
     assert scan.started_at_ns > late.started_at_ns
+
+
+async def test_a_walk_that_goes_on_after_a_crash_keeps_the_first_due_instant_it_saw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No event drives the action: the next scan comes when the first of all that was left is due."""
+    monkeypatch.setattr(scanner, "CHECKPOINT_S", 0.0)
+    world, _ = failing(retention_s=0.5 * DAY_S, batch=1)
+    world.lake.write("b", "a")
+    due_ns = world.clock.now_ns() + round(DAY_S * SECOND)
+    await world.clock.advance(0.4 * DAY_S)
+    world.lake.write("b", "b")
+    await world.clock.advance(0.2 * DAY_S)
+    await world.policy("b", rule(expiration_days=1))
+    snapshot, walker, calls = await world.worker.compile(), world.worker._scanner, 0
+    progress = await walker.begin("b", snapshot)
+
+    async def dies() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Unavailable("the worker dies")
+
+    with pytest.raises(Unavailable):
+        await walker.run("b", 0, progress, snapshot, dies)
+    assert (await walker.run("b", 0, progress, snapshot, nothing)).complete
+
+    action = await world.action("EXPIRATION_DAYS")
+    assert (Mode.SCAN_ONLY, due_ns) == (action.mode, action.next_scan_ns)

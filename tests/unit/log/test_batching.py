@@ -139,6 +139,54 @@ async def test_a_record_leaves_at_once_when_nothing_is_under_way(host: Host) -> 
     assert [4] == [one.start_offset for one in reported]
 
 
+async def one_blob_of_20_ms(host: Host, uploads: Uploads, broker: Broker, requests: int = 2) -> None:
+    await sent(broker, count=requests)
+    await host.clock.advance(0.02)
+    await uploads.finish(0)
+
+
+async def test_requests_that_have_arrived_leave_together_over_several_turns_of_the_loop(host: Host) -> None:
+    """As long as each turn of the event loop brings another one; the first turns without any end it."""
+    uploads, broker = Uploads(host), local(host, batch_max_delay_ms=1000.0)
+    await one_blob_of_20_ms(host, uploads, broker)
+    reported: list[Any] = []
+    for _ in range(10):
+        broker.producer.append([(TP, RecordChunk(columns([b"x"])))], reported.extend)
+        await asyncio.sleep(0)
+    assert 1 == len(uploads.sizes)
+    await settle()
+
+    assert 2 == len(uploads.sizes)
+    await uploads.finish(1)
+    assert [*range(3, 13)] == [one.start_offset for one in reported]
+
+
+async def test_a_loop_that_is_never_quiet_holds_a_blob_no_longer_than_the_last_one_took(host: Host) -> None:
+    """A record that had come a moment later would have waited as long, behind that blob."""
+    uploads, broker = Uploads(host), local(host, batch_max_delay_ms=1000.0)
+    await one_blob_of_20_ms(host, uploads, broker)
+    began_s, left_after_s = host.clock.monotonic_s(), 0.0
+    while len(uploads.sizes) < 2 and left_after_s < 1.0:
+        broker.producer.append([(TP, RecordChunk(columns([b"x"])))], lambda _: None)
+        host.clock._elapsed_ns += 1_000_000
+        await asyncio.sleep(0)
+        left_after_s = host.clock.monotonic_s() - began_s
+
+    assert 0.02 <= left_after_s <= 0.026
+
+
+async def test_behind_a_blob_of_one_request_a_record_looks_for_no_others(host: Host) -> None:
+    """A client that sends one record after another does not wait for company."""
+    uploads, broker = Uploads(host), local(host, batch_max_delay_ms=1000.0)
+    await one_blob_of_20_ms(host, uploads, broker, requests=1)
+    for _ in range(3):
+        broker.producer.append([(TP, RecordChunk(columns([b"x"])))], lambda _: None)
+        await asyncio.sleep(0)
+
+    await asyncio.sleep(0)
+    assert 2 == len(uploads.sizes)
+
+
 async def test_a_record_waits_while_another_blob_is_under_way_and_leaves_when_it_has_landed(host: Host) -> None:
     """What came meanwhile leaves together, without waiting for the rest of the delay."""
     uploads, broker = Uploads(host), local(host, batch_max_delay_ms=1000.0)

@@ -24,10 +24,13 @@ def registry(host: Host, name: str) -> BrokerRegistry:
 
 
 async def test_brokers_see_each_other_and_one_that_died_leaves_after_its_lease(host: Host) -> None:
-    """A broker that stops removes its record at once; one that dies is gone when its lease ends."""
-    one, two, three = (registry(host, name) for name in ("a", "b", "c"))
+    """A broker that stops removes its record at once; one that dies is gone when its lease ends. The gauge shows it."""
+    context = host.context()
+    one, two, three = BrokerRegistry(context, host.meta(), record("a")), registry(host, "b"), registry(host, "c")
+    alone = context.metrics.value("lakebed_log_brokers")
     for each in (one, two, three, one):
         await each.refresh()
+    assert (1, 3) == (alone, context.metrics.value("lakebed_log_brokers"))
     assert ["a", "b", "c"] == [broker.id for broker in one.living]
     assert ["b", "c"] == [broker.id for broker in one.others]
 
@@ -42,6 +45,7 @@ async def test_brokers_see_each_other_and_one_that_died_leaves_after_its_lease(h
     await one.refresh()
 
     assert ["a"] == [broker.id for broker in one.living]
+    assert 1 == context.metrics.value("lakebed_log_brokers")
 
 
 async def test_a_broker_whose_lease_was_lost_registers_again(host: Host) -> None:
@@ -127,6 +131,19 @@ async def test_a_broker_has_one_record_for_http_and_kafka_clients(host: Host) ->
     await clash.serve_kafka("127.0.0.1", 9002)
     assert two.me.kafka_id + 1 == clash.me.kafka_id
     for each in (two, again, clash):
+        await each.close()
+
+
+async def test_a_broker_that_was_killed_has_its_number_again_while_its_former_record_is_there(host: Host) -> None:
+    """Clients know the address by that number. Of the two records, they get one."""
+    killed, again = registry(host, "a"), registry(host, "a2")
+    await killed.serve_kafka("127.0.0.1", 9001)
+    await again.serve_kafka("127.0.0.1", 9001)
+
+    assert ["a", "a2"] == [each.id for each in await brokers.living(host.meta())]
+    assert killed.me.kafka_id == again.me.kafka_id
+    assert [9001] == [each.kafka_port for each in await again.kafka_brokers()]
+    for each in (killed, again):
         await each.close()
 
 

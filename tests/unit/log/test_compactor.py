@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms, settle
-from lakebed.core.errors import OutcomeUnknown
+from lakebed.core.errors import Fenced, OutcomeUnknown, Unavailable
 from lakebed.core.runs import RunReader
 from lakebed.log import control, paths
 from lakebed.log.codec import columns
@@ -18,7 +18,7 @@ from lakebed.log.model import Cursor, IndexEntry, IndexSpan, TopicPartition, Unk
 from lakebed.log.producers import RecordChunk
 from lakebed.log.services import LogServices
 from lakebed.log.sweeper import LogSweepReport, shadows
-from lakebed.log.workers import LogSchedule, PassTime, StoredBytesScan, workers
+from lakebed.log.workers import LogSchedule, PassTime, StoredBytesScan, _vacuum, workers
 from lakebed.log.writer import PartitionAppend
 from lakebed.meta.model import MetaEntry
 from support.log_host import TP, Host
@@ -300,7 +300,11 @@ async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session
     assert 1 == len(host.state.sessions)
     runs = await RunReader(host.context(), "log").latest(5)
     assert {("log compaction", "done", str(TP))} == {(run.kind, run.state, run.subject) for run in runs}
-    assert 2 == len(runs) and all(run.rows_in == run.rows_out != 0 for run in runs)
+    assert [(2, 2), (10, 10)] == [(run.rows_in, run.rows_out) for run in runs]
+    assert ["1 partitions, 2 entries into 1", "1 partitions, 5 entries into 1"] == [run.reason for run in runs]
+    await host.clock.advance(20.0)
+    await settle(200)
+    assert 2 == len(await RunReader(host.context(), "log").latest(5))  # passes without work leave no record
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert {} == host.state.sessions
@@ -435,6 +439,35 @@ async def test_processes_of_a_lake_share_the_passes_of_the_vacuum(host: Host) ->
     assert [60.0, 120.0, 180.0] == [round(at_s - began_s) for at_s in passes]
 
 
+async def test_processes_that_find_a_pass_due_at_the_same_time_make_one(host: Host) -> None:
+    """Both read the same time, and one of them stores its own: at the first start, and whenever a pass is due."""
+    passes: list[float] = []
+
+    async def noted() -> None:
+        passes.append(host.clock.monotonic_s())
+
+    async def run(services: LogServices) -> None:
+        get = services.meta.get
+
+        async def slow(key: str, **more: Any) -> MetaEntry:
+            try:
+                return await get(key, **more)
+            finally:
+                await settle(100)  # the others have read by now
+
+        services.meta.get = slow  # type: ignore[method-assign]
+        await LogSchedule(services, "vacuum", 60.0).run(noted)
+
+    running = [asyncio.ensure_future(run(host.services())) for _ in range(3)]
+    for _ in range(130):
+        await host.clock.advance(1.0)
+    failed = [one.exception() for one in running if one.done()]
+    for one in running:
+        one.cancel()
+
+    assert (2, []) == (len(passes), failed)
+
+
 async def test_the_stored_bytes_are_measured_soon_after_the_start(host: Host) -> None:
     """A process that lives for less than `log.billing_every_s` shows them too; one that fails at once costs no scan."""
     await fill(host, 2)
@@ -479,3 +512,149 @@ async def test_a_run_behind_one_that_was_given_up_is_not_committed(host: Host) -
     outcome = await services.compactor.compact(runs)
 
     assert ({TP: "abandoned"}, before) == (outcome, await services.records.find(TP, paths.cursor(TP), Cursor))
+
+
+async def test_a_partition_that_fails_is_named_in_the_run_and_the_others_are_compacted(host: Host) -> None:
+    """Whether or not others were compacted: the record of the pass says which failed, and why."""
+    bad, context = TopicPartition("orders", 3), host.context()
+    broker, services = await fill(host), LogServices(context, host.meta())
+    await host.append(broker, b"x", tp=bad)
+    host.state.store(paths.cursor(bad), b"nonsense", None)
+    for _ in range(2):
+        async with context.run_log("log").record("pass") as run:
+            await services.scheduler.work(run)
+        await host.clock.advance(120.0)  # a failure that repeats is recorded once a minute
+
+    second, first = await RunReader(context, "log").latest(5)
+
+    assert ("failed", str(TP), 10) == (first.state, first.subject, first.rows_in)
+    assert ("failed", str(bad), 0) == (second.state, second.subject, second.rows_in)
+    assert {"orders/3: corrupt"} == {first.reason, second.reason}
+
+
+async def test_a_partition_that_another_process_claims_after_the_look_is_left_to_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two compactors one does the work; where the claim fails, the pass says how."""
+    await fill(host)
+    services = host.services()
+
+    async def free(tp: TopicPartition) -> bool:
+        host.state.store(paths.claim(tp), b"{}", None)  # right after it was looked at
+        return False
+
+    monkeypatch.setattr(services.scheduler, "_is_claimed", free)
+    claimed = await services.scheduler.pass_once()
+    host.state.remove(paths.claim(TP))
+    monkeypatch.undo()
+
+    async def away(*_: Any) -> MetaEntry:
+        raise Unavailable("meta is away")
+
+    monkeypatch.setattr(services.scheduler, "_claim", away)
+    failed = await services.scheduler.pass_once()
+
+    assert ({TP: "busy"}, {TP: "unavailable"}) == (claimed, failed)
+    assert 5 == len(host.meta_keys("/index/"))
+
+
+async def test_a_lake_whose_registry_is_complete_is_not_scanned_for_partitions(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass every few seconds reads the registry; the scan of all of meta is for the first pass of an older lake."""
+    await fill(host)
+    scheduler, records = (services := host.services()).scheduler, services.records
+    await scheduler.pass_once()
+    await host.append(host.broker(), b"new", tp=TopicPartition("clicks", 1))
+    monkeypatch.setattr(records, "scan", None)
+
+    assert {TP, TopicPartition("clicks", 1)} == set(await scheduler.pass_once())
+
+
+async def test_a_vacuum_is_recorded_with_what_it_deleted(host: Host) -> None:
+    """Where there was something to look at; the rows are the candidates and the deleted objects."""
+    context = msgspec.structs.replace(host.context(), node="worker")
+    services = LogServices(context, host.meta())
+    await _vacuum(context, services)
+    await fill(host, 2)
+    await host.store.create(f"{paths.SHARED}x", b"123")
+    await host.clock.advance(10_000)
+
+    await _vacuum(context, services)
+
+    (run,) = await RunReader(context, "log").latest(5)
+    assert ("log vacuum", "done", 3, 1) == (run.kind, run.state, run.rows_in, run.rows_out)
+    assert "1 unreferenced objects deleted, 3 bytes" == run.reason
+
+
+async def test_a_pass_that_finishes_what_a_crash_left_goes_on_with_the_rest(host: Host) -> None:
+    """The lag counts what came after the crash, and is not nothing because something was recovered."""
+    broker, context = await fill(host), host.context(compact_min_entries=3)
+    crashed = LogServices(context, host.meta())
+    _, plan = await crashed.compactor.plan(TP)
+    (left,) = await crashed.compactor._write(plan.runs)
+    assert left is not None
+    await crashed.records.create(TP, paths.compaction(TP), left)
+    for _ in range(2):
+        await host.append(broker, b"x")
+
+    found = await crashed.scheduler.pass_once()
+
+    assert {TP: "recovered"} == found
+    assert (11, 2) == (await cursor(host), context.metrics.value("lakebed_log_compaction_lag_records"))
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_compactor_whose_claims_have_ended_begins_no_compaction(
+    host: Host, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Another process may be at work by then. It learns that by a claim that is refused, or by its own clock."""
+    other, broker, context = TopicPartition("orders", 3), await fill(host), host.context()
+    services = LogServices(context, host.meta())
+    for _ in range(3):
+        await host.append(broker, b"x", tp=other)
+    claim = services.scheduler._claim
+
+    async def late(tp: TopicPartition, session: Any) -> MetaEntry:
+        made = await claim(tp, session)
+        if known:
+            session._good_until_s = 0.0
+        elif tp == other:
+            raise Fenced("the session has ended")
+        return made
+
+    monkeypatch.setattr(services.scheduler, "_claim", late)
+    before = host.meta_keys("/index/")
+    found = await services.scheduler.pass_once()
+
+    assert ("busy" if not known else "idle", "idle") == (found[other], found[TP])
+    assert before == host.meta_keys("/index/")
+    assert 0 == context.metrics.value("lakebed_log_compaction_pending")
+    monkeypatch.undo()
+    host.state.sessions.clear()
+    for name in host.meta_keys("compactor-claim"):
+        host.state.remove(name)
+    assert {"compacted"} == set((await services.scheduler.pass_once()).values())
+
+
+@pytest.mark.parametrize("outcome", ["abandoned", "unavailable"])
+async def test_a_pass_counts_no_rows_of_what_it_gave_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """Another compactor was faster, or the bucket is away: a pass that has failed says so."""
+    await fill(host)
+    context = host.context()
+    services = LogServices(context, host.meta())
+
+    async def compact(runs: Any) -> Any:
+        if outcome == "unavailable":
+            raise Unavailable("the bucket is away")
+        return {TP: outcome}
+
+    monkeypatch.setattr(services.compactor, "compact", compact)
+    async with context.run_log("log").record("pass") as run:
+        await services.scheduler.work(run)
+
+    assert (0, 0, True) == (run.rows_in, run.rows_out, run.idle)
+    assert ("orders/0: unavailable" if outcome == "unavailable" else "0 partitions, 0 entries into 0") == run.reason
+    assert (0, 5) == tuple(context.metrics.value(f"lakebed_log_compaction_{n}") for n in ("pending", "candidates"))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
+from lakebed.core.clock import now_ms
 from lakebed.core.errors import Invalid
 from lakebed.core.feed import FeedFilter, Limit, Offset, SliceRead, read_all
+from lakebed.log import feed as feeds
 from lakebed.log import paths
 from lakebed.log.feed import TopicFeed, open_feed
-from lakebed.log.model import TopicConfig, TopicPartition
+from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords, encode
+from lakebed.log.model import IndexSpan, TopicConfig, TopicPartition
+from lakebed.log.producers import RecordChunk
 from lakebed.log.services import LogServices
+from lakebed.log.writer import PartitionAppend
 from support.log_host import TP, Host
 
 OTHER = TopicPartition("orders", 3)
@@ -84,6 +90,147 @@ async def test_a_limit_of_rows_is_met_exactly(host: Host) -> None:
     assert at == await feed.reach(at, Limit(rows=4))
 
 
+async def test_the_oldest_appends_of_all_partitions_come_first() -> None:
+    """So no partition waits for another one's backlog: a step takes what was appended first, whatever its number."""
+    host = Host()
+    for number in (3, 0, 3, 0):
+        await host.append(host.broker(), b"a", tp=TopicPartition("orders", number))
+        await host.clock.advance(1.0)
+    feed = feed_of(host.services())
+
+    at, found = await feed.begin(), []
+    for _ in range(4):
+        at = await feed.reach(at, Limit(rows=1))
+        found.append((at["0"], at["3"]))
+
+    assert [(0, 1), (1, 1), (1, 2), (2, 2)] == found
+
+
+async def test_a_limit_of_objects_or_bytes_is_kept_and_every_step_goes_on(host: Host) -> None:
+    """Bytes are counted over all pieces of a step; what is larger than the limit is taken record by record."""
+    feed = feed_of(host.services())
+    sizes = [piece.size_bytes for piece in await feed.slices({}, {"0": 9, "3": 2}, FeedFilter())]
+
+    async def steps(limit: Limit) -> list[int]:
+        at, found = await feed.begin(), []
+        while (end := await feed.reach(at, limit)) != at:
+            found.append(len(await rows(feed, at, end)))
+            at = end
+        return found
+
+    assert [3, 3, 3, 2] == await steps(Limit(objects=1))
+    assert [6, 5] == await steps(Limit(objects=2))
+    assert [6, 5] == await steps(Limit(size_bytes=sizes[0] + sizes[1]))
+    assert [1] * 11 == await steps(Limit(size_bytes=1))
+
+
+async def test_a_step_looks_at_no_more_entries_than_its_limit_could_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that is far behind plans each step by a few entries, not by all that it has before it."""
+    host = Host()
+    for _ in range(20):
+        await host.append(host.broker(), b"a")
+    services = host.services()
+    size, looked = services.reader.size, list[int]()
+
+    async def sized(span: IndexSpan) -> int:
+        looked.append(span.end_offset)
+        return await size(span)
+
+    monkeypatch.setattr(services.reader, "size", sized)
+
+    assert {"0": 3} == await feed_of(services).reach({"0": 0}, Limit(rows=3))
+    assert len(looked) < 6
+
+
+async def test_planning_a_step_grows_with_its_entries_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 entries, the limit of a step, are each compared with it once or twice."""
+    host, asked = Host(), list[int]()
+    for _ in range(30):
+        await host.append(host.broker(), b"a")
+    exceeded = Limit.exceeded
+
+    def counted(limit: Limit, objects: int, rows: int, size_bytes: int) -> bool:
+        asked.append(objects)
+        return exceeded(limit, objects, rows, size_bytes)
+
+    monkeypatch.setattr(Limit, "exceeded", counted)
+
+    assert {"0": 30} == await feed_of(host.services()).reach({"0": 0}, Limit(objects=100))
+    assert len(asked) <= 2 * 30
+
+
+async def test_nothing_beyond_the_end_is_planned_whatever_the_filter_allows(host: Host) -> None:
+    """The records behind the end of a step are those of the next one: read twice, they would be there twice."""
+    feed = feed_of(host.services())
+
+    pieces = await feed.slices({"0": 0}, {"0": 4}, FeedFilter(high={"offset": 8}))
+    assert [3, 1] == [piece.rows for piece in pieces]
+    assert ALL[:4] == await rows(feed, {"0": 0}, {"0": 4}, FeedFilter(high={"offset": 8}))
+    assert [3] == [piece.rows for piece in await feed.slices({"0": 0}, {"0": 9}, FeedFilter(high={"offset": 3}))]
+    assert [] == await feed.slices({"0": 4}, {"0": 4}, FeedFilter())
+
+
+async def test_a_deleted_topic_has_nothing_more_and_keeps_the_offsets_that_were_reached(host: Host) -> None:
+    """A reader that goes on with a topic of the same name begins where that one does."""
+    feed, broker = feed_of(host.services()), host.broker()
+    end = await feed.reach(await feed.begin(), Limit())
+    await broker.admin.delete("orders", reason="test")
+
+    assert ({}, end) == (await feed.begin(), await feed.reach(end, Limit()))
+    assert end == await feed.reach(end, Limit(rows=1))
+    assert [] == await feed.slices({"0": 0}, end, FeedFilter())
+    await host.append(broker, b"again")
+    assert {**end, "0": 10} == (again := await feed.reach(end, Limit(rows=5)))
+    assert [(0, 10, b"again")] == await rows(feed, end, again)
+
+
+async def test_records_that_moved_are_read_without_those_behind_them(host: Host) -> None:
+    """A compaction has taken the place of the first pieces alone; each piece gives its own records once."""
+    services = host.services(compact_max_entries=2)
+    feed = feed_of(services)
+    planned = await feed.slices({"0": 0}, {"0": 9}, FeedFilter())
+    (last,) = [span.entry.data_key for span in await services.records.spans(TP, 9, limit=1)]
+    await services.compactor.compact_once(TP)
+    for key in [info.key async for info in host.store.list("llog/wal-shared/")]:
+        if not last.endswith(key):
+            await host.store.delete(key)
+
+    read = [r async for r in read_all(feed, planned, COLUMNS, FeedFilter())]
+
+    assert [[1, 2, 3], [4, 5, 6], [7, 8, 9]] == [each.rows.column("offset").to_pylist() for each in read]
+
+
+async def test_entries_that_a_compaction_has_left_do_not_hide_the_records(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compacted entry is found behind more of them than one page holds."""
+    monkeypatch.setattr(feeds, "PAGE", 1)
+    services = host.services()
+    (second,) = await services.records.spans(TP, 4, limit=1)
+    await services.compactor.compact_once(TP)
+    host.state.store(paths.index(TP, second.end_offset), msgspec.json.encode(second.entry), None)
+
+    assert ALL == await rows(feed_of(services), {"0": 0}, {"0": 9})
+
+
+async def test_headers_are_a_list_of_pairs_and_null_where_there_are_none(host: Host) -> None:
+    """As Spark's own source of Kafka gives them; so are the key and the time of the record."""
+    at_ms, tp = now_ms(host.clock), TopicPartition("orders", 4)
+    made = [KafkaRecord(b"v", b"k", (("trace", b"1"), ("empty", None)), at_ms + 5), KafkaRecord(None, timestamp_ms=1)]
+    broker, columns = host.broker(), ["key", "value", "headers", "time"]
+    chunk = RecordChunk(KafkaRecords(2, encode(made)))
+    await broker.writer.append_shared([PartitionAppend(tp, (chunk,))])
+    feed = feed_of(host.services())
+
+    (piece,) = await feed.slices({}, {"4": 2}, FeedFilter())
+    first, second = (await feed.load(piece, columns, FeedFilter())).to_pylist()
+
+    assert (b"k", b"v") == (first["key"], first["value"])
+    assert [{"key": "trace", "value": b"1"}, {"key": "empty", "value": None}] == first["headers"]
+    assert at_ms + 5 == round(first["time"].timestamp() * 1000)
+    assert (None, None, None) == (second["key"], second["value"], second["headers"])
+
+
 async def test_bounds_and_filters_leave_out_slices(host: Host) -> None:
     """Options by offset, filters by partition, offset and time: what cannot matter is not planned."""
     services = host.services()
@@ -94,6 +241,49 @@ async def test_bounds_and_filters_leave_out_slices(host: Host) -> None:
     everything = ({"0": 0, "3": 0}, {"0": 9, "3": 2})
     assert 1 == len(await feed.slices(*everything, FeedFilter(among={"partition": frozenset({3})})))
     assert 1 == len(await feed.slices(*everything, FeedFilter(low={"offset": 8})))
+
+
+async def test_a_time_leaves_out_what_is_older_by_the_records_own_timestamps(host: Host) -> None:
+    """A record may be stamped later than its append, also in a compacted blob; one without a stamp has that time."""
+    stamped, broker, services = TopicPartition("orders", 4), host.broker(), host.services()
+    appended_ms = now_ms(host.clock)
+    for ahead_ms in (1000, 60_000, 5000):
+        record = KafkaRecord(b"later", timestamp_ms=appended_ms + ahead_ms)
+        chunk = RecordChunk(KafkaRecords(1, encode([record])))
+        await broker.writer.append_shared([PartitionAppend(stamped, (chunk,))])
+    await broker.writer.drain()
+
+    async def planned(after_ms: int) -> list[int]:
+        wanted = FeedFilter(low={"time": datetime.fromtimestamp((appended_ms + after_ms) / 1000, UTC)})
+        pieces = await feed_of(services).slices({}, {"0": 9, "3": 2, "4": 3}, wanted)
+        return [int(piece.key.partition("(orders/")[2].partition(" ")[0]) for piece in pieces]
+
+    assert [0, 0, 0, 3, 4, 4, 4] == await planned(0)
+    assert [4, 4] == await planned(5000)
+    assert [4] == await planned(60_000)
+    assert [] == await planned(61_000)
+    await services.compactor.compact_once(stamped)
+    assert [4] == await planned(60_000)
+    assert [] == await planned(61_000)
+
+
+async def test_a_limit_is_exact_where_the_clocks_of_brokers_differ() -> None:
+    """An append may have an earlier time than the one before it: a partition is read in the order of its offsets."""
+    host = Host()
+    for ahead_s in (60, 0, 30):
+        host.clock._start_ns += ahead_s * 10**9
+        await host.append(host.broker(), b"a", b"b", b"c")
+        host.clock._start_ns -= ahead_s * 10**9
+    await host.append(host.broker(), b"x", tp=OTHER)
+    feed = feed_of(host.services())
+
+    at, found = await feed.begin(), []
+    for _ in range(5):
+        end = await feed.reach(at, Limit(rows=3))
+        found.append(len(await rows(feed, at, end)))
+        at = end
+
+    assert [3, 3, 3, 1, 0] == found
 
 
 async def test_what_was_trimmed_is_passed_over(host: Host) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lakebed.core.errors import Corrupt, LakebedError
 from lakebed.core.settings import Settings
 from lakebed.log import codec, paths
 from lakebed.log.broker import Broker
+from lakebed.log.cache import SharedTail
 from lakebed.log.codec import BatchSegment, columns
 from lakebed.log.fetcher import FetchRequest
 from lakebed.log.model import IndexEntry, OffsetOutOfRange, TopicPartition, UnknownTopicPartition
@@ -285,6 +287,43 @@ async def test_a_slow_disk_holds_up_no_append(host: Host, tmp_path: Path) -> Non
     await published(writing)
 
     assert ([], 1) == (files, len([file for file in tmp_path.rglob("*") if file.is_file()]))
+
+
+async def test_appends_that_wait_for_a_stuck_disk_are_bounded(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their records are in memory: beyond the limit they are not published, and later ones are again."""
+    monkeypatch.setattr(lakebed.log.cache, "WAITING_MAX", 2)
+    writing = host.broker(tail_cache_dir=tmp_path)
+    assert writing.shared is not None
+    going = threading.Event()
+    writing.shared._thread.submit(going.wait, 30)
+    for _ in range(5):
+        await produce(host, writing, b"a")
+    waiting = len(writing.shared._waiting)
+    going.set()
+    await published(writing)
+    await produce(host, writing, b"b")
+    await published(writing)
+
+    assert 2 == waiting
+    assert ["1", "2", "6"] == sorted(file.name.partition("-")[0].lstrip("0") for file in tmp_path.glob("*/*/*"))
+
+
+def test_the_oldest_files_of_the_shared_folder_go_first(tmp_path: Path) -> None:
+    """Whatever their partitions and names: consumers ask for what is new. No more goes than has to."""
+    shared = SharedTail(tmp_path, bytes_max=250, node="n")
+    for age_s, name in enumerate(("orders/0/5", "clicks/0/9", "orders/1/1", "orders/0/2")):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(100))
+        os.utime(file, (10_000 - age_s, 10_000 - age_s))
+
+    shared._prune()
+
+    assert ["clicks/0/9", "orders/0/5"] == sorted(
+        str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()
+    )
 
 
 async def test_a_broker_that_only_writes_forgets_the_names_it_published(

@@ -13,6 +13,7 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 from starlette.routing import Route
 
+import lakebed.log.routes
 from lakebed.core.auth import Principal
 from lakebed.core.clock import settle
 from lakebed.core.context import Context
@@ -555,3 +556,24 @@ async def test_the_binary_form_has_the_values_of_records_with_keys(server: Serve
 
     assert (2, 3) == (header["results"][0]["count"], header["results"][0]["payload_bytes"])
     assert b"abc" == answer.content[at + 8 :]
+
+
+async def test_a_request_names_so_many_partitions_and_no_more(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit nothing of it is done: not by produce, consume, commit and claim."""
+    monkeypatch.setattr(lakebed.log.routes, "PARTITIONS_MAX", 2)
+
+    def asked(count: int, **more: Any) -> dict[str, Any]:
+        return {"topic_partitions": [{"topic": "orders", "partition": number, **more} for number in range(count)]}
+
+    paths_and_more: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/produce", {"records": ["a"]}),
+        ("/v1/consume", {"fetch_offset": 1}),
+        ("/v1/groups/g/commit", {"offset": 1}),
+        ("/v1/groups/g/generation", {}),
+    ]
+    refused = [(await server.post(path, asked(3, **more))).status_code for path, more in paths_and_more]
+    left = server.host.meta_keys()
+    served = [(await server.post(path, asked(2, **more))).status_code for path, more in paths_and_more]
+
+    assert ([400] * 4, []) == (refused, left)
+    assert [200] * 4 == served

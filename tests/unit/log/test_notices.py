@@ -229,3 +229,24 @@ async def test_a_response_names_the_broker_that_owns_the_partitions(host: Host, 
             named.setdefault(gateway.context.node, set()).add(expected)
 
     assert {"one": {"", "http://two:1"}, "two": {"", "http://one:1"}} == named
+
+
+async def test_what_does_not_fit_into_a_notice_is_left_to_the_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a broker that answers slowly costs bounded memory here; what is waiting already goes."""
+    monkeypatch.setattr(notices, "PENDING_MAX", 3)
+    sent: list[list[str]] = []
+    gate = asyncio.Event()
+
+    async def send(notice: MovedNotice) -> None:
+        sent.append([one.topic for one in notice.moved])
+        await gate.wait()
+
+    clock = ManualClock()
+    sender = NoticeSender(send, clock)
+    for topics in (["first"], ["a", "b"], ["c", "d"], ["e"], ["f"]):
+        sender.moved({TopicPartition(topic, 0): 1 for topic in topics})
+        await settle(3)
+    gate.set()
+    await clock.advance(1.0)
+
+    assert [["first"], ["a", "b", "e"]] == sent

@@ -215,3 +215,31 @@ def test_a_look_keeps_few_batches_whatever_the_broker_keeps(kept: int, expected:
     window = LogView(msgspec.structs.replace(lake.context, settings=settings), lake.meta("other"))
 
     assert expected == window.reader._bodies._bytes_max
+
+
+async def test_a_search_that_filled_its_page_goes_on_behind_the_last_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page after page gives every match once, also where a page ends inside an append."""
+    monkeypatch.setattr(views, "RECORDS_MAX", 2)
+    lake = Lake()
+    await lake.append(*[b"match %d" % number if number % 2 else b"other" for number in range(1, 10)])
+
+    pages, at = list[list[int]](), 0
+    while not pages or pages[-1]:
+        found = await lake.window.search("orders", 0, at, "MATCH")
+        pages.append([row.offset for row in found.records])
+        at = found.next_offset
+
+    assert [[1, 3], [5, 7], [9], []] == pages
+    assert 10 == at
+
+
+async def test_what_was_appended_is_counted_since_the_partitions_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what was trimmed since, so that the count never goes back; of so many partitions at most."""
+    lake = Lake()
+    for number, count in enumerate((5, 3, 2)):
+        await lake.append(*[b"r"] * count, tp=TopicPartition("orders", number))
+    await lake.broker.admin.trim(TP, 4)
+
+    assert 10 == await views.appended(lake.window.records)
+    monkeypatch.setattr(views, "COUNTED_MAX", 2)
+    assert 8 == await views.appended(lake.window.records)

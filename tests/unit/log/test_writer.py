@@ -440,3 +440,13 @@ async def test_a_writer_that_saw_a_partition_deleted_does_not_open_it_a_second_t
 
     assert (2, 2) == (found.value.log_start_offset, found.value.sequence_counter)
     assert [b"new"] == await host.read_all(host.broker())
+
+
+async def test_a_swap_that_another_broker_won_is_counted(host: Host) -> None:
+    """Once each: that is what the count of lost swaps shows of brokers which append to the same partition."""
+    contexts = [host.context(), host.context()]
+    one, two = (Broker(context, host.meta()) for context in contexts)
+    for broker in (one, two, one, one):
+        await host.append(broker, b"x")
+
+    assert [1, 0] == [context.metrics.value("lakebed_log_lost_swaps_total") for context in contexts]

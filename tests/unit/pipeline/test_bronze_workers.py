@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import suppress
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,9 +22,12 @@ from lakebed.pipeline.settings import BronzeSettings
 from lakebed.pipeline.tables.maintenance import TableMaintenance
 from lakebed.pipeline.workers import (
     FIRST_UPKEEP_S,
+    LOADS_MAX,
     PAUSE_S,
+    STEADY_S,
     maintenance_workers,
     pipeline_loops,
+    repeated,
     retention_workers,
 )
 from lakebed.wiring.context import make_context
@@ -44,6 +48,17 @@ def test_runs_are_asked_for_and_upkeep_is_not() -> None:
     assert ["bronze-upkeep"] == [worker.name for worker in maintenance_workers(context_of())]
     assert [] == maintenance_workers(context_of(upkeep_every_s=0))
     assert (0, 1) == tuple(len(pipeline_loops(context_of(run_every_s=every), nothing)) for every in (0, 30))
+
+
+@pytest.mark.parametrize(("gold", "every_s", "loops"), [("", 15, 0), ("models", 15, 1), ("models", 0, 0)])
+def test_models_are_looked_after_where_there_are_any_and_an_interval_is_set(
+    gold: str, every_s: float, loops: int
+) -> None:
+    """A worker without models, or told to leave them, plans nothing."""
+    stack = {"store.url": "memory:", "pipeline.gold": gold, "pipeline.models_every_s": every_s}
+    context = make_context(load(sections(), stack=stack), role="test")
+
+    assert loops == len(pipeline_loops(context, nothing))
 
 
 @pytest.mark.parametrize(
@@ -90,6 +105,31 @@ async def test_a_load_that_fails_is_tried_again_and_stops_nothing_beside_it(manu
     assert all(later - earlier >= PAUSE_S for earlier, later in pairwise(tried))
 
 
+async def test_a_pause_grows_with_failures_in_a_row_and_begins_anew_after_a_steady_time(
+    manual_clock: ManualClock,
+) -> None:
+    """A loop that ran for a minute before it failed is no loop that fails at once."""
+    lived_s, counted = iter((0, 0, 1, STEADY_S, 0)), list[int]()
+
+    async def loop() -> None:
+        await manual_clock.sleep(next(lived_s))
+        raise Unavailable("the bucket is away")
+
+    def jitter_s(failures: int, *, base_s: float, cap_s: float) -> float:
+        counted.append(failures)
+        return 0.0
+
+    context: Any = SimpleNamespace(clock=manual_clock, ids=SimpleNamespace(jitter_s=jitter_s))
+    running = asyncio.create_task(repeated(context, "it failed", loop))
+    async with asyncio.timeout(10):
+        while len(counted) < 5:
+            await manual_clock.advance(0.5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert [1, 2, 3, 0, 1] == counted
+
+
 async def test_no_source_waits_for_the_load_of_a_slower_one(
     manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +166,43 @@ async def test_no_source_waits_for_the_load_of_a_slower_one(
         await asyncio.gather(running, return_exceptions=True)
 
     assert 1 == ran.count("topic.slow")
+
+
+async def test_a_source_that_pauses_keeps_no_other_from_its_turn(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More sources than are loaded at once: each is loaded before the first interval is over."""
+    ran, at_once, most = list[str](), set[str](), list[int]()
+
+    class Loads:
+        sources, refined = tuple(f"topic.t{n}" for n in range(LOADS_MAX + 2)), None
+
+        def __init__(self, context: Any, runner: Any) -> None: ...
+
+        def run(self, *, only: list[str]) -> list[Any]:
+            at_once.update(only)
+            most.append(len(at_once))
+            threading.Event().wait(0.02)
+            at_once.difference_update(only)
+            ran.extend(only)
+            return []
+
+    async def opened() -> Any: ...
+
+    monkeypatch.setattr(ingestion, "Ingestion", Loads)
+    context = msgspec.structs.replace(context_of(run_every_s=30), clock=manual_clock)
+    (loop,) = pipeline_loops(context, opened)
+    running = asyncio.create_task(loop())
+    try:
+        async with asyncio.timeout(10):
+            while len(ran) < LOADS_MAX + 2:
+                await asyncio.sleep(0.001)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert sorted(Loads.sources) == sorted(ran)
+    assert max(most) <= LOADS_MAX
 
 
 @pytest.mark.parametrize("made", [retention_workers, maintenance_workers])

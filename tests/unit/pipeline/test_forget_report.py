@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Invalid
 from lakebed.core.settings import Settings
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import DataFile, TableSpec, WriteBatch
+from lakebed.delta.plain import schema_json
+from lakebed.pipeline.silver.contract import Contract, ContractColumn
 from lakebed.pipeline.tables.forget import Forgetter, ForgottenTable
+from lakebed.store.memory import MemoryStore
+from lakebed.store.protocol import exists
 
 
 @pytest.mark.parametrize(
@@ -39,3 +46,48 @@ def test_forgetting_is_complete_only_when_no_table_refused_and_silver_has_read_a
 
     assert (complete, 2 if refuses else 4) == (report.complete, report.rows)
     assert [refuses, False] == [one.refused for one in report.tables]
+
+
+@pytest.mark.parametrize(("named", "age_s"), [(False, 60), (True, 60), (False, 7200)])
+def test_a_purge_is_not_complete_while_a_file_with_such_rows_may_still_be_committed(
+    manual_clock: ManualClock, named: bool, age_s: int
+) -> None:
+    """Its writer brings the rows back: the file stays, and whoever asked is told to ask again. One that a version names
+    already, or that is too old to be committed, goes at once."""
+    store = MemoryStore(clock=manual_clock)
+
+    async def listed() -> list[Any]:
+        await store.create("tables/t/part-1.parquet", b"rows")
+        if named:
+            commit = Commit("WRITE", (DataFile("part-1.parquet", 4, 1),))
+            await store.create(log_key("tables/t", 0), encode(commit, attempt_id="a", now_ms=0))
+        await manual_clock.advance(age_s)
+        return [info async for info in store.list("tables/t/") if info.key.endswith(".parquet")]
+
+    found = asyncio.run(listed())
+    forgetter = object.__new__(Forgetter)
+    forgetter._context, forgetter._store = SimpleNamespace(clock=manual_clock), store  # type: ignore[assignment]
+
+    report = forgetter._report(ForgottenTable("t", 2, 1, gone_by="later"), found, purge=True)
+
+    kept = not named and age_s == 60
+    assert (kept, "later" if kept else "") == (report.refused, report.gone_by)
+    assert kept == asyncio.run(exists(store, "tables/t/part-1.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("only", "complete"), [("", False), ("sales", False), ("raw_sales", False), ("customers", True)]
+)
+def test_what_silver_has_not_read_counts_under_either_name_of_a_table(
+    manual_clock: ManualClock, only: str, complete: bool
+) -> None:
+    """A contract may give silver another name than bronze has; other tables than the named one do not matter."""
+    store = MemoryStore(clock=manual_clock)
+    spec = TableSpec("bronze/ticks/acme/shop/raw_sales", schema_json((("id", "long"),)))
+    commit = Commit("WRITE", batch=WriteBatch.once("tick-1"), spec=spec, table_id="i")
+    asyncio.run(store.create(log_key(spec.root, 0), encode(commit, attempt_id="a", now_ms=0)))
+    forgetter = object.__new__(Forgetter)
+    forgetter._store = store
+    forgetter._contracts = [Contract("sales", {"id": ContractColumn("long")}, ("id",), source="raw_sales")]
+
+    assert complete == forgetter._complete("acme/shop", only)

@@ -259,3 +259,78 @@ def test_a_model_that_fails_fails_a_load_only_where_no_worker_retries_it(yard: Y
     Ingestion(context_of(**{"pipeline.contracts": str(tmp_path)}), runner).run()  # type: ignore[arg-type]
 
     assert [False] == raising
+
+
+def test_a_load_whose_silver_failed_is_brought_there_by_the_next_run(yard: Yard, tmp_path: Path) -> None:
+    """Nothing new has come since: without another try its rows would wait for the next ones."""
+    (tmp_path / "loads.yaml").write_text(
+        "table: loads\nsource: batches.samples\nkeys: [seq]\ncolumns: {seq: {type: long, required: true}}\n"
+    )
+    tried: list[dict[str, int]] = []
+
+    def run_silver(org_id: str, project_id: str, ticks: Any, versions: dict[str, int], *, raises: bool) -> str:
+        tried.append(versions)
+        if len(tried) == 1:
+            raise Unavailable("the bucket is away")
+        return "done"
+
+    runner = SimpleNamespace(run_silver=run_silver)
+    ingestion = Ingestion(context_of(**{"pipeline.contracts": str(tmp_path)}), runner)  # type: ignore[arg-type]
+
+    with pytest.raises(Unavailable):
+        ingestion.run()
+    ingestion.run()
+
+    assert ([{"batches.samples": 4}] * 2, "done") == (tried, ingestion.refined)
+
+
+def test_only_the_sources_that_are_asked_for_are_loaded(yard: Yard, tmp_path: Path) -> None:
+    """A worker loads each by itself: one that took all of them along would load each as often as there are sources."""
+    for name in ("clicks", "orders"):
+        (tmp_path / f"{name}.yaml").write_text(CLICKS.replace("clicks", name).replace("raw", f"raw-{name}"))
+    ingestion = Ingestion(context_of(tmp_path))
+
+    ingestion.run(only=["topic.orders"])
+    ingestion.run(only=[SAMPLES_WORD])
+    ingestion.run(only=[])
+
+    assert [("topic", "raw-orders"), ("samples", 900.0)] == [each for each in yard.asked if "/" not in each[0]]
+
+
+def test_the_first_version_of_a_source_goes_on_to_silver_and_one_without_versions_does_not(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the sources that a contract of silver names; one into which nothing came has no table yet."""
+    for name, source in (("loads", SAMPLES_WORD), ("clicked", "topic.clicks")):
+        (tmp_path / f"{name}.yaml").write_text(CLICKS.replace("clicks", name).replace("raw", source))
+    topics = tmp_path / "topics"
+    topics.mkdir()
+    for name in ("clicks", "orders"):
+        (topics / f"{name}.yaml").write_text(CLICKS.replace("clicks", name))
+    asked: list[dict[str, int]] = []
+    runner = SimpleNamespace(run_silver=lambda org, project, ticks, versions, raises: asked.append(versions))
+    monkeypatch.setattr(module.SampleLoader, "table", stand("bronze/batches/lake/samples", 0))
+    ingestion = Ingestion(context_of(topics, **{"pipeline.contracts": str(tmp_path)}), runner)  # type: ignore[arg-type]
+
+    ingestion.run()
+
+    assert [{SAMPLES_WORD: 0}] == asked
+
+
+def test_of_several_sources_that_fail_the_first_is_told(yard: Yard, tmp_path: Path) -> None:
+    """The others are in the log; a run that failed is no sample of how long a run takes."""
+    for name in ("clicks", "orders"):
+        (tmp_path / f"{name}.yaml").write_text(CLICKS.replace("clicks", name))
+    context = context_of(tmp_path)
+    ingestion = Ingestion(context)
+    yard.errors = {"topic.clicks": Corrupt("clicks are damaged"), "topic.orders": Corrupt("orders are damaged")}
+
+    with pytest.raises(Corrupt, match="clicks"):
+        ingestion.run()
+    yard.errors = {}
+    ingestion.run()
+
+    taken_s, runs = (
+        context.metrics.registry.get_sample_value(f"lakebed_bronze_run_seconds_{what}") for what in ("sum", "count")
+    )
+    assert runs == 1 and taken_s is not None and 0 <= taken_s < 60

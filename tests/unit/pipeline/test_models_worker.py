@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Collection
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lakebed.pipeline.models.graph import graph_of
 from lakebed.pipeline.models.pages import graph_page
 from lakebed.pipeline.models.plan import ModelStep
 from lakebed.pipeline.models.runs import ModelReport, PipelineRun, decode_run, expire_runs, run_key, runs, write_run
-from lakebed.pipeline.models.worker import PAUSE_MAX_MS, ModelWorker
+from lakebed.pipeline.models.worker import PARALLEL, PAUSE_MAX_MS, ModelWorker
 from lakebed.store.memory import MemoryStore
 from support.runtimes import runtime_of
 
@@ -91,6 +92,57 @@ async def test_a_round_waits_for_no_model_and_a_slow_one_stops_no_other(service:
     assert [("hourly", "schedule"), ("quick", "change"), ("quick", "change"), ("slow", "change")] == sorted(
         service.made
     )
+
+
+async def test_the_worker_looks_at_its_interval_also_after_a_round_that_failed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing that fails costs one round; what runs at the end is let go."""
+    clock, looked = ManualClock(), list[float]()
+    worker = ModelWorker(service, runtime_of(clock))
+    began_s = clock.monotonic_s()
+
+    def projects() -> list[tuple[str, str]]:
+        looked.append(clock.monotonic_s() - began_s)
+        if len(looked) == 2:
+            raise Unavailable("the bucket is away")
+        return [("acme", "shop")]
+
+    monkeypatch.setattr(service, "projects", projects)
+    running = asyncio.create_task(worker.run(10.0))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(looked) < 4:
+            await clock.advance(0.5)
+            await asyncio.sleep(0.001)
+    slow = worker._running["acme", "shop", "slow"]
+    running.cancel()
+    await asyncio.gather(running, slow, return_exceptions=True)
+
+    assert all(later - earlier >= 10 for earlier, later in pairwise(looked))
+    assert slow.cancelled()
+
+
+async def test_so_many_models_run_at_once_and_the_others_wait() -> None:
+    """Each holds a part of Spark: a hundred at once would be none."""
+    service = Service(**{f"m{n}": "" for n in range(PARALLEL + 2)})
+    service.moved = {f"m{n}" for n in range(PARALLEL + 2)}
+    worker, at_once, most = ModelWorker(service, runtime_of(ManualClock())), set[str](), list[int]()
+    plainly = service.run_models
+
+    def run_models(org_id: str, project_id: str, names: list[str], *, trigger: str) -> list[ModelReport]:
+        at_once.add(names[0])
+        most.append(len(at_once))
+        threading.Event().wait(0.02)
+        at_once.discard(names[0])
+        return plainly(org_id, project_id, names, trigger=trigger)
+
+    service.run_models = run_models  # type: ignore[method-assign]
+
+    started = await worker.round()
+    await ended(worker)
+
+    assert (PARALLEL + 3, PARALLEL + 3) == (len(started), len(service.made))  # the hourly one too
+    assert max(most) <= PARALLEL
 
 
 async def test_an_interval_counts_from_the_last_run_whatever_moved(service: Service) -> None:

@@ -23,6 +23,7 @@ from lakebed.pipeline.models.runs import ModelReport, ModelState, failed, runs
 from lakebed.pipeline.runner import PipelineRunner, vacuum_tables
 from lakebed.pipeline.silver.contract import Contract
 from lakebed.pipeline.silver.job import SilverReport
+from lakebed.store.protocol import exists
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import DISPATCHED, LOG
 from lakebed.ticks.dispatcher import Dispatcher
@@ -68,12 +69,13 @@ class Silver:
 
 
 class Gold:
-    """Makes the first model that it is asked for; the second is unchanged, and the third fails until it is mended."""
+    """Makes the first model that it is asked for; the second is unchanged, the third fails until it is mended, and the
+    fourth is skipped as long."""
 
     mended = False
 
     def __init__(self, *models: str) -> None:
-        made = [sql_model(each.rstrip("!*"), _header(each) + "select * from silver.orders") for each in models]
+        made = [sql_model(each.rstrip("!*~"), _header(each) + "select * from silver.orders") for each in models]
         self.graph = Graph({each.name: each for each in made})
         self.given: list[str] = []
 
@@ -82,7 +84,8 @@ class Gold:
 
     def run(self, org_id: str, project_id: str, names: Collection[str], **_: Any) -> tuple[list[ModelReport], Any]:
         self.given = list(names)
-        states: tuple[ModelState, ...] = ("made", "unchanged", "made" if self.mended else "failed")
+        states: tuple[ModelState, ...] = ("made", "unchanged", "failed", "skipped")
+        states = (*states[:2], "made", "made") if self.mended else states
         reports = [
             ModelReport(
                 name, states[n], version=1, rows=5, sources={"silver.orders": 1}, error=ERRORS.get(states[n], "")
@@ -93,7 +96,7 @@ class Gold:
 
 
 def _header(name: str) -> str:
-    return "-- on: manual\n" if name.endswith("!") else "-- every: 1h\n" if name.endswith("*") else ""
+    return {"!": "-- on: manual\n", "*": "-- every: 1h\n", "~": "-- lag: topic.orders | 10\n"}.get(name[-1], "")
 
 
 @pytest.fixture
@@ -122,7 +125,7 @@ class Yard:
 
 def test_a_job_reports_what_each_layer_did_and_counts_it(folder: Path) -> None:
     """Tables without a contract are named; models without a schedule of their own run; each outcome is counted."""
-    yard = Yard(folder, "a", "b", "c!", "d*")
+    yard = Yard(folder, "a", "b", "c!", "d*", "e~")
 
     report = yard.runner.run_silver("o", "p", ["t1", "t2"], {"raw_orders": 4, "notes": 1, "events": 2})
 
@@ -162,6 +165,9 @@ def test_a_rebuild_is_of_the_named_tables_or_of_all_that_bronze_has(folder: Path
         ({"raw_orders": 4, "sales": 7}, {"raw_orders", "sales"}),
         ({"raw_orders": 4}, {"raw_orders"}),
     ] == yard.silver.runs
+    run = asyncio.run(RunReader(yard.context, "tables").latest(9))[1]
+    assert ("silver", "o/p", 20, 14) == (run.kind, run.subject, run.rows_in, run.rows_out)
+    assert "orders: 2 quarantined, sales: 2 quarantined" == run.reason
 
 
 async def fill(context: Context, *keys: str) -> None:
@@ -179,6 +185,7 @@ async def test_vacuum_keeps_versions_as_long_as_the_settings_say_and_never_less_
     await fill(
         context, *(f"tables/{table_name(layer, 'o', 'p', name)}/_delta_log/0" for layer in LAYERS for name in "ab")
     )
+    await fill(context, "tables/gold/o/p/b/_lakebed/1.json")
 
     async def sweep(store: Any, root: str, *, clock: Any, keep_s: float) -> int:
         swept.append((root, keep_s))
@@ -192,6 +199,7 @@ async def test_vacuum_keeps_versions_as_long_as_the_settings_say_and_never_less_
 
     assert {table_name(layer, "o", "p", "b"): 2 for layer in LAYERS} == deleted
     assert (8, {expected_s}) == (len(swept), {keep_s for _, keep_s in swept})
+    assert not await exists(context.store, "tables/gold/o/p/b/_lakebed/1.json")
 
 
 @pytest.mark.parametrize("setting", ["pipeline.contracts", "pipeline.gold"])
@@ -233,6 +241,7 @@ def test_a_run_is_recorded_and_its_error_raised_after_all_models(folder: Path) -
         first.project_id,
     )
     assert ["made", "unchanged", "failed"] == [each.state for each in first.models]
+    assert 0 <= first.seconds < 60
     found = asyncio.run(RunReader(yard.context, "tables").latest(9))
     assert [("models", "o/p", "done", 5), ("models", "o/p", "failed", 15)] == [
         (run.kind, run.subject, run.state, run.rows_out) for run in found
@@ -241,19 +250,20 @@ def test_a_run_is_recorded_and_its_error_raised_after_all_models(folder: Path) -
 
 
 def test_a_model_that_fails_with_a_tick_fails_alone(folder: Path) -> None:
-    """Its run is recorded as failed; the job reports silver, and the model is late until a tick has made it."""
-    yard = Yard(folder, "a", "b", "c")
+    """Its run is recorded as failed; the job reports silver, and the model is late until a tick has made it, as is the
+    one that reads it."""
+    yard = Yard(folder, "a", "b", "c", "d")
 
     report = yard.runner.run_silver("o", "p", ["t"], {"raw_orders": 4}, raises=False)
     late = set(yard.runner.late)
     yard.gold.mended = True
     again = yard.runner.run_silver("o", "p", ["t2"], {"raw_orders": 5}, raises=False)
 
-    assert (["orders"], ["made", "unchanged", "failed"]) == (
+    assert (["orders"], ["made", "unchanged", "failed", "skipped"]) == (
         [each.table for each in report.silver],
         [each.state for each in report.gold],
     )
-    assert ({("o", "p", "c")}, "made", set()) == (late, again.gold[2].state, yard.runner.late)
+    assert ({("o", "p", "c"), ("o", "p", "d")}, "made", set()) == (late, again.gold[2].state, yard.runner.late)
     assert (14, 1) == (
         yard.counted("lakebed_silver_rows_total", outcome="good"),
         yard.counted("lakebed_gold_tables_total", outcome="failed"),

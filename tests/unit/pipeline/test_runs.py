@@ -18,20 +18,29 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.core.runs import ActiveRun
+from lakebed.core.runs import ActiveRun, RunReader
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import load
 from lakebed.delta.log import Commit, encode, log_key
-from lakebed.delta.model import CommitResult, TableSpec
+from lakebed.delta.model import CommitResult, DataFile, TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.audit import paths
-from lakebed.pipeline.audit.model import Conservation, ConservationRow
-from lakebed.pipeline.audit.stored import last_audit, last_register, publish
+from lakebed.pipeline.audit.model import Conservation, ConservationRow, FindingTotal
+from lakebed.pipeline.audit.stored import last_audit, last_register, publish, report_to
 from lakebed.pipeline.bronze.ingestion import Ingestion, _contracts, _trace
 from lakebed.pipeline.bronze.places import every_table
 from lakebed.pipeline.bronze.runs import IngestReport
 from lakebed.pipeline.models import runs as models_runs
-from lakebed.pipeline.models.runs import ModelReport, PipelineRun, expire_runs, runs, write_run
+from lakebed.pipeline.models.runs import (
+    COMPACTION,
+    RETENTION,
+    VACUUM,
+    ModelReport,
+    PipelineRun,
+    expire_runs,
+    runs,
+    write_run,
+)
 from lakebed.pipeline.tables.maintenance import MaintenanceReport, TableMaintenance
 from lakebed.spark.lineage import Dataset, Lineage, Run
 from lakebed.spark.progress import JobProgress, StageCounter
@@ -311,6 +320,70 @@ def test_samples_are_kept_no_longer_than_their_batches(
     assert samples | (others if bronze else {}) == removed
 
 
+def recorded(context: Context) -> list[tuple[str, str, int | None, int | None, str]]:
+    found = asyncio.run(RunReader(context, "tables").latest(9))
+    return [(run.kind, run.subject, run.rows_in, run.rows_out, run.reason) for run in found]
+
+
+def test_a_compaction_is_counted_and_recorded_and_one_with_nothing_to_do_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the tables that are appended to, those with small files; one that Lakebed may not write is left, and said."""
+    context = context_of(clock=ManualClock())
+    names = ("bronze/o/p/few", "bronze/o/p/many", "bronze/o/p/raced", "bronze/o/p/theirs", "silver/o/p/t")
+    for name in names:
+        files = tuple(DataFile(f"{n}.parquet", 10, 5) for n in range(1 if name.endswith("few") else 3))
+        commit = Commit("WRITE", files, spec=TableSpec(name, SPEC.schema_json), table_id="i")
+        data = encode(commit, attempt_id="a", now_ms=0)
+        if name.endswith("theirs"):
+            data = data.replace(b'"configuration":{', b'"configuration":{"delta.constraints.c":"seq > 0"')
+        asyncio.run(context.store.create(log_key(f"tables/{name}", 0), data))
+
+    def opened(self: TableMaintenance, name: str, state: Any) -> Any:
+        done = CommitResult(1, files_added=1, files_removed=3)
+        return SimpleNamespace(compact=lambda **_: done if name.endswith("many") else CommitResult(1, repeated=True))
+
+    monkeypatch.setattr(TableMaintenance, "_table", opened)
+    upkeep = TableMaintenance(context)
+
+    planned = upkeep.compact(dry_run=True)
+    assert [] == recorded(context)
+    done = upkeep.compact()
+
+    assert [(3, 1), (3, 1), (0, 0)] == [(one.files_joined, one.files_made) for one in planned]
+    assert [(names[1], 3, 1), (names[2], 0, 0), (names[3], 0, 0)] == [
+        (one.table, one.files_joined, one.files_made) for one in done
+    ]
+    assert [False, False, True] == ["constraint" in one.problem for one in done]
+    assert [(COMPACTION, names[1], 15, 15, "3 files into 1, version 1")] == recorded(context)
+    value = context.metrics.registry.get_sample_value("lakebed_tables_files_joined_total", {"table": names[1]})
+    assert 3 == value
+
+
+def test_retention_is_recorded_where_rows_went_and_passes_tables_without_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table of rows whose time nobody knows keeps them."""
+    context = context_of(clock=ManualClock())
+    flags = {"store.url": "memory:", "bronze.retention_days": 3}
+    context = msgspec.structs.replace(context, settings=load(sections(), flags=flags))
+    table(context, "bronze/o/p/timeless")
+    for name in ("old", "young"):
+        aged_table(context, f"bronze/o/p/{name}", "_ingested_at")
+
+    def opened(self: TableMaintenance, name: str, state: Any) -> Any:
+        gone = 4 if name.endswith("old") else 0
+        return SimpleNamespace(remove_before=lambda by, moment: CommitResult(1, rows_removed=gone))
+
+    monkeypatch.setattr(TableMaintenance, "_table", opened)
+
+    done = TableMaintenance(context).expire()
+
+    assert [MaintenanceReport("bronze/o/p/old", rows_removed=4)] == done
+    day = datetime.fromtimestamp(context.clock.now_ns() / 1e9, UTC) - timedelta(days=3)
+    assert [(RETENTION, "bronze/o/p/old", None, 4, f"rows before {day:%Y-%m-%d} removed")] == recorded(context)
+
+
 def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -> None:
     """A table that cannot be swept is reported with its problem; asked for by name, it raises."""
     clock = ManualClock()
@@ -321,12 +394,17 @@ def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -
     asyncio.run(context.store.create("tables/batches/samples/o2.parquet", b"4567"))
     asyncio.run(context.store.create("tables/topics/orders/o.parquet", b"1"))
     asyncio.run(context.store.create(log_key("tables/topics/orders", 1), b"damaged"))
+    asyncio.run(context.store.create("tables/batches/samples/_lakebed/1.json", b"{}"))
     asyncio.run(clock.advance(8 * 86_400.0))
     maintenance_ = TableMaintenance(context)
 
     dry = maintenance_.vacuum(dry_run=True)
+    assert [] == [one for one in recorded(context) if one[1] == "batches/samples"]
     done = maintenance_.vacuum()
-    assert [MaintenanceReport("batches/samples", files_swept=2, bytes_swept=7)] == dry[:1] == done[:1]
+    swept = MaintenanceReport("batches/samples", files_swept=2, bytes_swept=7, log_entries_cleaned=1)
+    assert [swept] == dry[:1] == done[:1]
+    said = "2 files deleted, 1 entries of its log cleaned up"
+    assert [(VACUUM, "batches/samples", None, None, said)] == [one for one in recorded(context) if "samples" in one[1]]
     assert [("topics/orders", True)] == [(report.table, bool(report.problem)) for report in done[1:]]
     assert ["topics/orders"] == [report.table for report in maintenance_.vacuum()]
     with pytest.raises(Corrupt):
@@ -354,6 +432,29 @@ async def test_a_published_audit_is_the_last_one_unless_a_later_one_is() -> None
     with pytest.raises(Corrupt, match=r"audit\.json"):
         await last_audit(context)
     assert "audit/v1/a/tasks/" == paths.work_folder("a")
+
+
+@pytest.mark.parametrize(
+    ("ok", "totals", "failed", "reason"),
+    [
+        (True, [("orphaned", 4, False)], False, "no loss"),
+        (False, [("missing", 1, True), ("orphaned", 4, False)], True, "1 wrong objects"),
+        (False, [("orphaned", 4, False)], True, "counts differ between stages"),
+    ],
+)
+def test_an_audit_that_found_something_wrong_is_a_run_that_failed(
+    ok: bool, totals: list[tuple[str, int, bool]], failed: bool, reason: str
+) -> None:
+    """The page of runs shows it beside every other failure, with what was found."""
+    run = ActiveRun("audit", "audit", "", {})
+    found = tuple(FindingTotal(finding, "raw_blob", count, 10, wrong) for finding, count, wrong in totals)
+
+    report_to(run, msgspec.structs.replace(RECORD, ok=ok, totals=found))
+
+    assert (failed, reason, 3, sum(count for _, count, _ in totals)) == (
+        run.failed, run.reason, run.rows_in, run.rows_out,
+    )  # fmt: skip
+    assert [f"{finding} raw_blob" for finding, _, _ in totals] == [line.split(":")[0] for line in run.lines][:-1]
 
 
 @pytest.mark.parametrize("name", ["lost", "doubled", "changed"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ def _at(one: FeedSlice) -> int:
 class FakeQuarantine:
     def __init__(self, done: list[tuple[Any, ...]]) -> None:
         self.held: dict[str, QuarantinedObject] = {}
+        self.page = 1000
         self._done = done
 
     def put(self, problems: Sequence[QuarantinedObject]) -> None:
@@ -74,7 +76,8 @@ class FakeQuarantine:
         self._done += [("quarantine", each.key) for each in problems]
 
     def pieces(self, after: str = "") -> list[FeedSlice]:
-        return [FeedSlice(each.key, id=each.id) for key, each in sorted(self.held.items()) if key > after]
+        found = [FeedSlice(each.key, id=each.id) for key, each in sorted(self.held.items()) if key > after]
+        return found[: self.page]
 
     def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -204,6 +207,108 @@ def test_a_retry_after_a_crash_only_empties_the_quarantine(loader: Loader) -> No
     assert None is loader.retry(Limit())
 
 
+@pytest.mark.parametrize("order", [("mended", "there", "bad"), ("there", "mended", "bad"), ("mended", "bad", "there")])
+def test_a_retry_goes_through_every_page_of_the_quarantine(loader: Loader, order: tuple[str, ...]) -> None:
+    """A page with nothing to load ends nothing: what is mended on any of them is loaded, and counted."""
+    loader.bad = {"k1000", "k1001", "k1002"}
+    loader.step(Limit())
+    fate = dict(zip(("k1000", "k1001", "k1002"), order, strict=True))
+    loader.bad = {key for key, now in fate.items() if now == "bad"}
+    loader.taken = [key for key, now in fate.items() if now == "there"]
+    loader.quarantine.page = 1
+
+    report = loader.retry(Limit())
+
+    assert report is not None
+    assert (10, 10, tuple(loader.bad)) == (report.good, report.quarantined, report.unreadable)
+    assert loader.bad == set(loader.quarantine.held)
+
+
+def test_a_backfill_loads_what_is_lacking_of_its_range_page_by_page(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its begin up to before its end; a page that the table holds ends nothing."""
+    monkeypatch.setattr(module, "PAGE", 2)
+    loader.pieces[:] = [piece(1000 + n, n * 10, n * 10 + 9) for n in range(8)]
+    loader.taken = ["k1001", "k1002", "k1003"]
+    where = (1001 * S, 1007 * S)
+
+    lacking = loader.lacking(*where)
+    report = loader.backfill(*where)
+    loader.taken += [f"k{1000 + n}" for n in (4, 5, 6)]
+
+    assert report is not None
+    assert (3, 3, 30) == (lacking, report.objects, report.good)
+    taken = [int(each.id.split("-")[0]) // S for note in loader.notes for each in note.batches]
+    assert [1004, 1005, 1006] == sorted(taken)
+    assert (0, None) == (loader.lacking(*where), loader.backfill(*where))
+
+
+class Held:
+    """Rows of `batch_id`, as far as a loader asks for them."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = ids
+        self.batch_id = self
+
+    def isin(self, wanted: Sequence[str]) -> Any:
+        return wanted
+
+    def filter(self, wanted: Sequence[str]) -> Held:
+        return Held([id for id in self.ids if id in wanted])
+
+    def distinct(self) -> Held:
+        return self
+
+    def collect(self) -> list[dict[str, str]]:
+        return [{"batch_id": id} for id in self.ids]
+
+
+def test_a_batch_that_is_indexed_late_is_looked_for_in_the_files_of_its_time(loader: Loader) -> None:
+    """Older than the overlap, no note names it any more: the table itself says whether it has it."""
+    late, there, edge, fresh = (piece(at_s, 0, 9) for at_s in (1000, 1001, 2000, 2001))
+    offset = {"through_ns": 2900 * S, "late_ms": 0}
+
+    def file(name: str, begin: str, end: str) -> DataFile:
+        day = "1970-01-01T"
+        low, high = ({"accepted_at": f"{day}{text}Z"} for text in (begin, end))
+        return DataFile(name, 9, 10, low=low, high=high)
+
+    files = (
+        file("before", "00:10:00.000000", "00:16:39.999000"),
+        file("first", "00:10:00.000000", "00:16:40.000000"),
+        file("last", "00:33:20.000000", "00:50:00.000000"),
+        file("after", "00:33:20.001000", "00:50:00.000000"),
+    )
+    asked: list[Sequence[str]] = []
+
+    def rows_of(chosen: Sequence[DataFile], columns: Sequence[str], state: Snapshot) -> Held:
+        asked.append([each.path for each in chosen])
+        return Held([there.id, edge.id, fresh.id])
+
+    loader.table = SimpleNamespace(rows_of=rows_of)
+    given = [late, there, edge, fresh]
+
+    found = SampleLoader._not_there(loader, given, offset, Snapshot(version=1, files=files))
+
+    assert ([late, fresh], [["first", "last"]]) == (found, asked)
+    assert [fresh] == SampleLoader._not_there(loader, [fresh], offset, Snapshot(version=1, files=files))
+    assert given == SampleLoader._not_there(loader, given, offset, Snapshot())
+    assert 1 == len(asked)
+
+
+def test_the_lag_is_told_while_the_limit_may_have_left_something(loader: Loader, manual_clock: ManualClock) -> None:
+    """Nothing behind the limit is listed, so as many batches as it allows may not be all; fewer are."""
+    first, second = loader.step(Limit(objects=2)), loader.step(Limit(objects=2))
+    loader.pieces.append(piece(1003, 30, 39))
+    whole = loader.step(Limit())
+
+    assert first is not None and second is not None and whole is not None
+    assert (2, 1, 1) == (first.objects, second.objects, whole.objects)
+    behind_s = round(manual_clock.now_ns() / 1e9 - 1001, 3)
+    assert (behind_s, 0.0, 0.0) == (first.lag_s, second.lag_s, whole.lag_s)
+
+
 def test_what_cannot_be_read_is_set_aside_before_the_commit_that_passes_it(loader: Loader) -> None:
     """A crash between the two reads it again; the other way round it would be lost."""
     loader.bad = {"k1001"}
@@ -314,6 +419,24 @@ def test_notes_are_read_back_as_far_as_two_overlaps_and_cached(manual_clock: Man
 
     assert [4100, 4000, 2000] == [note.offset["through_ns"] // S for note in known]
     assert (4, 4) == (first, len(reads))
+    loader._notes[0] = None  # of a step long ago
+    SampleLoader._known(loader, Snapshot(version=5))
+    assert [2, 3, 4, 5] == sorted(loader._notes)  # no more than a load looks back to
+
+
+def test_the_note_of_the_very_first_version_counts(manual_clock: ManualClock) -> None:
+    """Its batches are within the overlap of the second load: unknown, they would be loaded twice."""
+    loader = Loader(manual_clock)
+    notes = [note_of({"through_ns": at_s * S, "late_ms": 0}, [piece(at_s, 0, 9)], 0) for at_s in (100, 200)]
+
+    async def fill() -> None:
+        for version, note in enumerate(notes):
+            entry = msgspec.json.encode({"commitInfo": {"userMetadata": msgspec.json.encode(note).decode()}})
+            await loader._context.store.create(log_key(loader._spec.root, version), entry)
+
+    asyncio.run(fill())
+
+    assert notes[::-1] == SampleLoader._known(loader, Snapshot(version=1))
 
 
 @pytest.mark.parametrize("kept", [3, 4])

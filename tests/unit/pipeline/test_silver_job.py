@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,10 +11,13 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt, Overloaded, Stale
-from lakebed.delta.model import Snapshot
+from lakebed.delta.model import Snapshot, VersionChange
 from lakebed.pipeline.silver import job as module
+from lakebed.pipeline.silver import source as source_module
 from lakebed.pipeline.silver.contract import BadContract, Contract, read_contract
 from lakebed.pipeline.silver.job import APPLICATION, RACES_MAX, Silver, SilverReport
+from lakebed.pipeline.silver.source import SilverSource
+from lakebed.pipeline.tables.compaction import RETENTION
 from lakebed.store.memory import MemoryStore
 from support.fake_tables import FakeFrame, FakeTable
 from support.runtimes import runtime_on
@@ -92,10 +97,24 @@ def test_a_job_whose_files_were_swept_goes_on_at_the_newest_version(
     assert expected == job.steps
 
 
+def test_a_half_done_step_that_cannot_be_finished_is_made_anew_at_no_older_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older tick is replayed: behind its own quarantine silver would be made anew by every later job."""
+    job = Job(ORDERS, written=3, quarantined=5)
+    monkeypatch.setattr(job, "_reach", lambda *given: given[-1] if given[-2] < 0 else None)
+
+    job.run("o", "p", {"orders": 4})
+
+    assert [("anew", 3, 5, 5)] == job.steps
+
+
 @pytest.mark.parametrize(
     ("written", "quarantined", "until", "expected"),
     [
         (-1, -1, 3, [("step", -1, 3, -1)]),
+        (0, 0, 0, []),
+        (0, 0, 1, [("step", 0, 1, 0)]),
         (3, 3, 3, []),
         (3, 3, 2, []),
         (3, 3, 5, [("step", 3, 5, 3)]),
@@ -119,6 +138,7 @@ def test_a_job_finishes_the_one_that_died_and_then_goes_on(
 @pytest.mark.parametrize(
     ("written", "quarantined", "until", "expected"),
     [
+        (0, 0, 0, ("anew", 0, 0, 0)),
         (3, 3, 2, ("anew", 3, 3, 3)),
         (3, 3, 6, ("anew", 3, 3, 6)),
         (3, 5, 4, ("anew", 3, 5, 5)),
@@ -136,6 +156,95 @@ def test_a_rebuild_never_takes_silver_back(
     job.run("o", "p", {"orders": until}, anew={"orders"} if why == "requested" else ())
 
     assert [expected] == job.steps
+
+
+@pytest.mark.parametrize(
+    ("readable", "expected"),
+    [({(3, 5)}, 5), ({(3, 9)}, 9), (set(), None), ({(-1, 5)}, None), ({(3, 5), (3, 9)}, 5)],
+)
+def test_a_step_reads_the_wanted_version_or_the_newest_that_its_own_leads_to(
+    monkeypatch: pytest.MonkeyPatch, readable: set[tuple[int, int]], expected: int | None
+) -> None:
+    """Where log entries between are gone neither can be read, and silver is made anew."""
+    job = Job(ORDERS, written=3)
+    bronze = FakeTable("bronze", [], state=Snapshot(version=9))
+    source = SimpleNamespace(table=bronze, readable=lambda after, until: (after, until) in readable)
+    monkeypatch.setattr(job, "source", lambda *where: source)
+
+    assert expected == Silver._reach(job, ORDERS, "o", "p", 3, 5)
+
+
+class FakeBronze(FakeTable):
+    """What silver asks a bronze table for."""
+
+    def __init__(self, *changes: VersionChange) -> None:
+        super().__init__("bronze", [])
+        self.made, self.asked = changes, list[Any]()
+
+    def changes(self, after: int, until: int) -> list[VersionChange]:
+        return [each for each in self.made if after < each.version <= until]
+
+    def added(self, after: int, until: int, **how: Any) -> Any:
+        self.asked.append((after, until, how))
+        return SimpleNamespace(filter=lambda ticks: ("rows of", ticks))
+
+    def read(self, version: int | None = None, columns: Sequence[str] = ()) -> Any:
+        return ("whole", version)
+
+    def readable(self, after: int, until: int, *, joined: bool) -> bool:
+        self.asked.append(("readable", after, until, joined))
+        return True
+
+
+def loaded(version: int, *applications: str, overwrites: bool = False) -> VersionChange:
+    return VersionChange(version, "WRITE", overwrites, applications)
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "expected"),
+    [
+        (-1, 0, (("whole", 0), True)),
+        (0, 1, (("rows of", ["t1"]), False)),
+        (0, 3, (("rows of", ["t1", "t3"]), False)),
+        (3, 5, (("whole", 5), True)),
+        (4, 5, (("rows of", ["t5"]), False)),
+    ],
+)
+def test_silver_reads_the_ticks_since_its_version_or_the_whole_table(
+    monkeypatch: pytest.MonkeyPatch, after: int, until: int, expected: Any
+) -> None:
+    """The whole at first, and after a tick that made the table anew; otherwise only rows of the ticks in between,
+    wherever compaction has put them: a whole table in place of an addition would replace what only silver has."""
+    monkeypatch.setattr(source_module, "F", SimpleNamespace(col=lambda name: SimpleNamespace(isin=lambda ids: ids)))
+    bronze = FakeBronze(
+        loaded(0, "once:t0"),
+        loaded(1, "once:t1"),
+        loaded(2),
+        loaded(3, "once:t3"),
+        loaded(4, "once:t4", overwrites=True),
+        loaded(5, "once:t5"),
+    )
+    source = SilverSource(bronze, appended=False)  # type: ignore[arg-type]
+
+    assert expected == source.since(after, until)
+    assert [(after, until, {"joined": True})] * (not expected[1]) == bronze.asked
+    assert source.readable(after, until)
+    assert ("readable", after, until, True) == bronze.asked[-1]
+
+
+def test_silver_reads_what_the_loads_of_a_source_brought_and_nothing_of_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention writes files again, with rows that silver has."""
+    monkeypatch.setattr(SilverSource, "_with_lineage", lambda self, rows: rows)
+    bronze = FakeBronze(
+        loaded(1, "lakebed.topic"), loaded(2, RETENTION), loaded(3), loaded(4, "lakebed.batches"), loaded(5, "theirs")
+    )
+    source = SilverSource(bronze, appended=True)  # type: ignore[arg-type]
+
+    _, whole = source.since(0, 5)
+    source.readable(0, 5)
+
+    assert not whole
+    assert [(0, 5, {"versions": {1, 4}}), ("readable", 0, 5, False)] == bronze.asked
 
 
 def test_each_contract_reads_its_own_bronze_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from lakebed.delta.model import ONCE_WINDOW, DataFile, Snapshot, TableSpec, Writ
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.delta.vacuum import sweepable
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import StoredObject, Written
+from lakebed.store.model import ObjectInfo, StoredObject, Written
+from support.counting_store import CountingStore
 from support.delta_tables import stored
 from support.runtimes import runtime_on
 
@@ -132,6 +134,99 @@ async def test_large_entries_are_worth_a_checkpoint_sooner(
     found = checkpoint.found(await names(store))
     assert len(found) >= 2
     assert 12 == (await history.snapshot(store, ROOT)).rows
+
+
+async def test_large_entries_of_writers_that_take_turns_are_counted_together(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each knows the log up to its own last version, and goes on from there."""
+    monkeypatch.setattr(checkpoint, "TAIL_BYTES", 4000)
+    store = MemoryStore(clock=manual_clock)
+    writers = [plain(store, manual_clock) for _ in range(2)]
+    for turn in range(24):
+        await filled(store, manual_clock, 1, writers[turn % 2])
+
+    sizes = [info.size async for info in store.list(f"{LOG}/") if info.key.endswith(".json")]
+    assert sum(sizes) // 4000 // 2 <= len(checkpoint.found(await names(store))) <= sum(sizes) // 4000
+
+
+async def test_a_reader_lists_and_reads_the_log_from_its_newest_checkpoint_on(manual_clock: ManualClock) -> None:
+    """However old the table is; also where no note names the checkpoint."""
+    store = CountingStore(clock=manual_clock)
+    await filled(store, manual_clock, 104)
+    seen: list[str] = []
+    plainly = store.list
+
+    async def noted(prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in plainly(prefix, after=after):
+            seen.append(info.key)
+            yield info
+
+    store.list = noted  # type: ignore[method-assign]
+    await history.snapshot(store, ROOT)
+    listed, seen = len(seen), []
+    await store.delete(f"{LOG}/{checkpoint.LAST}")
+    store.gets.clear()
+    await history.snapshot(store, ROOT)
+
+    entries = [key for key in store.gets if key.endswith(".json")]
+    assert listed <= 7
+    assert [log_key(ROOT, version) for version in range(99, 104)] == entries
+
+
+class CleanedUp(MemoryStore):
+    """While the log is read, another writer cleans it up behind a checkpoint of its own; or an entry is not listed."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        self.unlisted: set[str] = set()
+
+    async def get(self, key: str) -> StoredObject:
+        if self.meanwhile is not None and key == log_key(ROOT, 0):
+            work, self.meanwhile = self.meanwhile, None
+            await work()
+        return await super().get(key)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        hidden, self.unlisted = self.unlisted, set()
+        async for info in super().list(prefix, after=after):
+            if info.key not in hidden:
+                yield info
+
+
+async def test_a_log_that_is_cleaned_up_while_it_is_read_is_read_again(manual_clock: ManualClock) -> None:
+    """What was listed is gone, or the listing was taken in between: neither is a loss before it was seen twice."""
+    store = CleanedUp(manual_clock)
+    await filled(store, manual_clock, 40)
+
+    async def clean() -> None:
+        await checkpoint.write(store, ROOT, 39, [f"{version:020d}.json" for version in range(40)])
+        for version in range(39):
+            await store.delete(log_key(ROOT, version))
+
+    store.unlisted = {log_key(ROOT, 7)}
+    assert 40 == (await history.snapshot(store, ROOT)).rows
+    store.meanwhile = clean
+    assert 40 == (await history.snapshot(store, ROOT)).rows
+
+
+async def test_an_entry_that_is_listed_and_cannot_be_found_is_a_damaged_log(manual_clock: ManualClock) -> None:
+    """However often it is read: the error names the table."""
+
+    class Lost(MemoryStore):
+        async def get(self, key: str) -> StoredObject:
+            if key == log_key(ROOT, 2):
+                raise NotFound(f"there is no {key}")
+            return await super().get(key)
+
+    store = Lost(clock=manual_clock)
+    for version in range(4):
+        commit = Commit("WRITE", spec=SPEC if version == 0 else None, table_id="i")
+        await store.create(log_key(ROOT, version), encode(commit, attempt_id="a", now_ms=0))
+
+    with pytest.raises(Corrupt, match=ROOT):
+        await history.snapshot(store, ROOT)
 
 
 async def test_a_table_may_say_how_often_it_wants_checkpoints(manual_clock: ManualClock) -> None:
@@ -339,6 +434,34 @@ async def test_checkpoints_of_version_2_are_read_with_their_sidecars(manual_cloc
     assert comparable(whole) == comparable(found)
 
 
+@pytest.mark.parametrize("path", ["../other/secret.parquet", "a/b.parquet", "/etc/x", ".hidden"])
+async def test_a_sidecar_outside_its_folder_is_not_fetched(manual_clock: ManualClock, path: str) -> None:
+    """Another engine writes the checkpoint: what it names must not lead out of the table."""
+    store = MemoryStore(clock=manual_clock)
+    name = f"{3:020d}.checkpoint.{'0' * 8}-0000-4000-8000-{'0' * 12}.json"
+    await store.create(f"{LOG}/{name}", json.dumps({"sidecar": {"path": path, "sizeInBytes": 1}}).encode() + b"\n")
+
+    with pytest.raises(Corrupt, match="sidecar"):
+        await checkpoint.content(store, ROOT, checkpoint.Checkpoint(3, (name,)))
+
+
+@pytest.mark.parametrize("note", [b"no JSON", b"[]", b"{}", b'{"version":"x"}', b'{"version":null}'])
+async def test_a_note_of_the_last_checkpoint_that_is_damaged_costs_time_only(
+    manual_clock: ManualClock, note: bytes
+) -> None:
+    """The listing shows what is there; the next checkpoint mends it."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 55)
+    await store.delete(f"{LOG}/{checkpoint.LAST}")
+    await store.create(f"{LOG}/{checkpoint.LAST}", note)
+
+    found = await history.snapshot(store, ROOT)
+    await filled(store, manual_clock, 50, table)
+
+    assert (54, 49) == (found.version, found.checkpoint)
+    assert 99 == await checkpoint.last(store, ROOT)
+
+
 async def test_a_checkpoint_in_parts_counts_when_all_are_there(manual_clock: ManualClock) -> None:
     """One part alone is no checkpoint."""
     store = MemoryStore(clock=manual_clock)
@@ -411,16 +534,39 @@ async def test_a_note_of_an_older_lakebed_is_found_behind_a_checkpoint(manual_cl
     assert (29, "old") == ((found := await history.snapshot(store, ROOT)).checkpoint, found.note)
 
 
+async def test_of_several_notes_behind_a_checkpoint_the_last_one_counts(manual_clock: ManualClock) -> None:
+    """It says how far a topic is loaded: with an earlier one, rows that the table has would be loaded again."""
+    store = MemoryStore(clock=manual_clock)
+    notes = ["", "to 10", "to 20", "to 30", "", ""]  # the last two are another writer's
+    for version, note in enumerate(notes):
+        commit = Commit("WRITE", spec=SPEC if version == 0 else None, table_id="i", note=note)
+        await store.create(log_key(ROOT, version), encode(commit, attempt_id="a", now_ms=0))
+    await checkpoint.write(store, ROOT, 5, [f"{version:020d}.json" for version in range(6)])
+
+    assert (5, "to 30") == ((found := await history.snapshot(store, ROOT)).checkpoint, found.note)
+
+
 # Clean-up of the log.
 
 
-async def test_a_table_that_rests_keeps_the_log_of_its_last_rows(manual_clock: ManualClock) -> None:
-    """Retention removes rows day by day, and nothing comes: what a writer looks back to is still there."""
+@pytest.mark.parametrize(
+    ("made", "copied", "data_change"),
+    [([], False, True), (["joined"], False, False), (["rest"], True, True)],
+    ids=["files go", "files are joined", "files go in part"],
+)
+async def test_a_table_that_rests_keeps_the_log_of_its_last_rows(
+    manual_clock: ManualClock, made: list[str], copied: bool, data_change: bool
+) -> None:
+    """Retention removes rows day by day, or files are joined, and nothing comes: what a writer looks back to is still
+    there."""
     store = MemoryStore(clock=manual_clock)
     table = await filled(store, manual_clock, 60)
-    for _ in range(50):
+    for day in range(50):
         await manual_clock.advance(DAY_S)
-        await table.commit(lambda state: Commit("DELETE", removes=state.files[:1]))
+        adds = tuple(DataFile(f"{name}-{day}.parquet", 10, 1, copied=copied) for name in made)
+        await table.commit(
+            lambda state, adds=adds: Commit("DELETE", adds, state.files[:1], data_change=data_change)  # type: ignore[misc]
+        )
 
     assert 0 == await cleanup.clean(store, ROOT, clock=manual_clock)
 

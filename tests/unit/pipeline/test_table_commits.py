@@ -10,7 +10,7 @@ import pytest
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound, Overloaded, Stale
 from lakebed.core.ids import Ids
-from lakebed.delta import history
+from lakebed.delta import checkpoint, history
 from lakebed.delta.log import Commit, apply, decode, encode, file_of, log_key
 from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
@@ -104,16 +104,121 @@ def test_a_replacement_takes_every_file_out_and_says_so(world: World) -> None:
 
 
 def test_a_replacement_may_change_the_schema_and_the_keys_and_keeps_the_tables_id(world: World) -> None:
-    """Readers see the new columns from that version on."""
+    """Readers see the new columns from that version on, and where its files lie: whichever of these changed."""
     world.table().append_files([file("a")])
     before = world.table().snapshot()
+    more = schema_json((("id", "long"), ("note", "string"), ("more", "string")))
     for spec in (
+        TableSpec("t", more, keys=("id",)),
+        TableSpec("t", more, keys=("id",), partition_by=("note",)),
+        TableSpec("t", more, keys=("id",), partition_by=("note",), cluster_by=("more",)),
         TableSpec("t", schema_json((("other", "string"),))),
         TableSpec("t", schema_json((("other", "string"),)), keys=("other",)),
     ):
         world.table(spec).replace_by([DataFile("n.parquet", 1, 1)])
         state = world.table(spec).snapshot()
         assert (spec.schema_json, spec.keys, before.table_id) == (state.schema_json, state.keys, state.table_id)
+        assert (spec.partition_by, spec.cluster_by) == (state.partition_by, state.cluster_by)
+
+
+@pytest.mark.parametrize("write", ["append_files", "replace_by"])
+def test_a_write_that_loses_the_race_follows_what_won(
+    world: World, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    """An append beside the other's rows; a replacement takes these out too."""
+    world.table().append_files([file("a", 1)])
+    create, raced = world.store.create, list[str]()
+
+    async def overtaken(key: str, data: bytes) -> Any:
+        if not raced:
+            raced.append(key)
+            await asyncio.to_thread(world.table().append_files, [file("theirs", 3)])
+        return await create(key, data)
+
+    monkeypatch.setattr(world.store, "create", overtaken)
+
+    done = getattr(world.table(), write)([file("ours", 5)])
+
+    left = ["a.parquet", "theirs.parquet", "ours.parquet"] if write == "append_files" else ["ours.parquet"]
+    assert (2, left) == (done.version, [one.path for one in world.table().snapshot().files])
+
+
+@pytest.mark.parametrize(("low", "high", "version"), [(100, 109, 2), (5, 9, None)])
+def test_an_insert_that_loses_the_race_looks_at_the_keys_that_won(
+    world: World, monkeypatch: pytest.MonkeyPatch, low: int, high: int, version: int | None
+) -> None:
+    """Beside keys of its own the rows must be merged: inserted, there would be two of them."""
+    world.table().append_files([file("a", low=50, high=60)])
+    create, raced = world.store.create, list[str]()
+
+    async def overtaken(key: str, data: bytes) -> Any:
+        if not raced:
+            raced.append(key)
+            await asyncio.to_thread(world.table().append_files, [file("theirs", low=low, high=high)])
+        return await create(key, data)
+
+    monkeypatch.setattr(world.store, "create", overtaken)
+
+    done = world.table().insert_files([file("ours", 5)], None, bounds=(1, 9))
+
+    assert version == (done.version if done is not None else None)
+    assert (version is not None) == ("ours.parquet" in [one.path for one in world.table().snapshot().files])
+
+
+def test_versions_are_readable_while_their_files_and_log_entries_are_there(world: World) -> None:
+    """Files that were joined are read where their rows are now, or where they were; what the log no longer tells is
+    not readable, and the newest version always is."""
+    table = world.table()
+    for name in ("a", "b"):
+        table.append_files([file(name)])
+    joined = Commit("OPTIMIZE", (file("c", 4),), table.snapshot().files, data_change=False)
+    table.commit_on(table.snapshot(), joined, CommitResult(0), None)
+    table.append_files([file("d")])
+
+    def put(*names: str) -> None:
+        for name in names:
+            asyncio.run(world.store.create(f"{SPEC.root}/{name}.parquet", b"rows"))
+
+    def asked() -> list[bool]:
+        read = world.table().readable
+        return [read(-1, 3), read(-1, 1), read(0, 2), read(0, 2, joined=False), read(0, 3), read(2, 3, joined=False)]
+
+    put("c", "d")
+    swept = asked()
+    put("b")
+    half = asked()
+    put("a")
+    whole = asked()
+    names = [f"{version:020d}.json" for version in range(4)]
+    asyncio.run(checkpoint.write(world.store, SPEC.root, 3, names))
+    for version in (0, 1):
+        asyncio.run(world.store.delete(log_key(SPEC.root, version)))
+    cleaned = asked()
+
+    assert [True, False, True, False, True, True] == swept
+    assert [True, False, True, True, True, True] == half
+    assert [True, True, True, True, True, True] == whole
+    assert [True, False, False, False, False, True] == cleaned
+
+
+def test_the_newest_version_is_not_readable_as_it_came_once_the_files_it_came_in_are_swept(world: World) -> None:
+    """Rows of an appended source are read in the files that brought them: where those were joined and swept, a step
+    that counted on them would fail for ever."""
+    table = world.table()
+    for name in ("a", "b"):
+        table.append_files([file(name)])
+    joined = Commit("OPTIMIZE", (file("c", 4),), table.snapshot().files, data_change=False)
+    table.commit_on(table.snapshot(), joined, CommitResult(0), None)
+    for name in ("b", "c"):
+        asyncio.run(world.store.create(f"{SPEC.root}/{name}.parquet", b"rows"))
+
+    def asked() -> list[bool]:
+        return [world.table().readable(0, 2, joined=both) for both in (True, False)]
+
+    there = asked()
+    asyncio.run(world.store.delete(f"{SPEC.root}/b.parquet"))
+
+    assert ([True, True], [True, False]) == (there, asked())
 
 
 def test_files_are_inserted_only_where_no_file_may_hold_their_keys(world: World) -> None:

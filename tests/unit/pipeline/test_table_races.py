@@ -111,6 +111,40 @@ def test_an_append_beside_a_compaction_stays(world: World) -> None:
     assert all(not entry["add"]["dataChange"] for entry in entries(world, 3) if "add" in entry)
 
 
+def test_a_compaction_that_loses_the_race_of_its_commit_follows_what_won(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has joined is not thrown away for an append beside it."""
+    world.append("a", 1)
+    world.append("a", 2)
+    create, raced = world.store.create, list[str]()
+
+    async def overtaken(key: str, data: bytes) -> Any:
+        if not raced:
+            raced.append(key)
+            await asyncio.to_thread(world.append, "a", 3)
+        return await create(key, data)
+
+    monkeypatch.setattr(world.store, "create", overtaken)
+
+    result = world.ours.compact()
+
+    assert ([1, 2, 3], 3, 2) == (world.ids(), result.version, result.files_removed)
+
+
+def test_a_dry_compaction_says_what_it_would_do_and_does_nothing(world: World) -> None:
+    """Where there is nothing to join it says that too."""
+    world.append("a", 1)
+    alone = [world.ours.compact(dry_run=dry_run) for dry_run in (True, False)]
+    world.append("a", 2)
+
+    result = world.ours.compact(dry_run=True)
+
+    assert [(0, 0, True)] * 2 == [(one.files_added, one.files_removed, one.repeated) for one in alone]
+    assert (1, 2, False) == (result.files_added, result.files_removed, result.repeated)
+    assert (1, 2) == (world.opened().snapshot().version, len(world.opened().snapshot().files))
+
+
 def test_a_batch_that_another_applied_while_ours_was_written_is_not_applied_twice(world: World) -> None:
     """The writer that lost the race looks at what won before it goes on behind it."""
     world.append("a", 1)
@@ -167,6 +201,36 @@ def test_files_that_are_old_as_a_whole_leave_without_being_read(
     assert [[held[1], held[3], held[4]]] == asked
     assert (8, [held[2]]) == (result.rows_removed, [file.path for file in table.snapshot().files])
     assert moment.timestamp() * 1_000_000 == compaction.kept_since_us(table.snapshot())
+
+
+@pytest.mark.parametrize(("stay", "removed"), [(0, 5), (3, 2), (5, 0)])
+def test_a_removal_counts_the_rows_that_went(
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, stay: int, removed: int
+) -> None:
+    """A file that is old in part, or of which no range is known, is written again with what stays; where everything
+    stays there is no version, and none where no file is old."""
+    spec = TableSpec("t", schema_json((("time", "timestamp"),)), stats=("time",))
+    runtime = runtime_on(MemoryStore(clock=manual_clock), manual_clock, Ids())
+    table = Table(None, spec, runtime, location=Folder.at(tmp_path))  # type: ignore[arg-type]
+    moment = datetime(2026, 11, 16, tzinfo=UTC)
+    table.append_files([DataFile("young", 1, 9, low={"time": shown(moment)}, high={"time": shown(moment)})])
+    none_old = table.remove_before("time", moment)
+    table.append_files([DataFile("theirs", 1, 5)])
+    monkeypatch.setattr(table, "rows_of", lambda mixed, *_: _Frame())
+    monkeypatch.setattr(table, "write", lambda rows: [DataFile("rest", 1, stay)] if stay else [])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction, "F", _Column())
+        patched.setattr(compaction, "quoted", str)
+        result = table.remove_before("time", moment)
+
+    state = table.snapshot()
+    assert (True, 0) == (none_old.repeated, none_old.version)
+    assert (removed, not removed, 2 if removed else 1) == (result.rows_removed, result.repeated, state.version)
+    assert (14 - removed, moment.timestamp() * 1_000_000 if removed else 0) == (
+        state.rows,
+        compaction.kept_since_us(state),
+    )
 
 
 def test_rows_that_come_late_and_are_older_than_an_earlier_removal_go_too(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from lakebed.delta.predicate import Predicate, chosen, parse_predicate
 from lakebed.delta.types import arrow_type
 from lakebed.pipeline.models.changes import written_files
 from lakebed.pipeline.tables import changes, files, rewrite
+from lakebed.pipeline.tables import merge as merging
+from lakebed.pipeline.tables import table as tables
 from lakebed.pipeline.tables.scan import FileScan, row_groups, scan
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.memory import MemoryStore
@@ -39,6 +42,7 @@ class World:
 
     def __init__(self, folder: Path, spec: TableSpec = SPEC) -> None:
         self.spec, self.store, self.location = spec, MemoryStore(clock=ManualClock()), Folder.at(folder)
+        self.folder = folder
         self.table = self.opened()
 
     def opened(self) -> Table:
@@ -170,6 +174,103 @@ def test_an_upsert_that_also_deletes_cannot_be_taken_for_one_that_only_writes(wo
     assert told(2) is None
 
 
+class Merging:
+    """In place of Spark's frames: the task runs here, for each path that it is given; `between` is done after it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.between: list[Callable[[], Any]] = []
+        self.paths: list[list[str]] = []
+        monkeypatch.setattr(tables, "in_arrow", self.run)
+
+    def createDataFrame(self, rows: Sequence[tuple[str]], schema: str) -> Any:
+        return pa.RecordBatch.from_pydict({"path": [path for (path,) in rows]})
+
+    def run(self, paths: Any, task: Any, schema: str) -> Any:
+        self.paths.append(paths["path"].to_pylist())
+        found = [{"file": text} for one in task(iter([paths])) for text in one["file"].to_pylist()]
+        if self.between:
+            self.between.pop()()
+        return SimpleNamespace(collect=lambda: found)
+
+
+def test_a_merge_takes_the_rows_that_come_out_of_the_files_that_may_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly once, on the table that won a race; files without such a key stay, and many files are for an upsert."""
+    world = World(tmp_path, TableSpec("t", schema_json(COLUMNS), keys=("id",)))
+    spark = Merging(monkeypatch)
+    world.table.spark = spark
+    (far,) = world.append(range(100, 110), "old")
+    (near,) = world.append([1, 9], "old")
+    world.append(range(10, 15), "old")
+    coming = {"id": [3, 10, 11, 20], "name": ["new"] * 4, "day": ["mon"] * 4, "value": [0.5] * 4}
+    other = world.opened()
+    spark.between = [lambda: other.append_files(world.written([3, 4], "theirs"))]
+
+    def merge(batch: WriteBatch) -> CommitResult | None:
+        return world.table.merge(lambda filesystem: pa.table(coming), batch, bounds=(3, 20))
+
+    done, again = merge(WriteBatch("a", 1)), merge(WriteBatch("a", 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(merging, "FILES_MAX", 1)
+        many = merge(WriteBatch("a", 2))
+
+    assert done is not None and again is not None
+    assert (4, 1, 3, False, True, None) == (
+        done.version, done.rows_inserted, done.rows_replaced, done.repeated, again.repeated, many,
+    )  # fmt: skip
+    kept = {file.path for file in world.opened().snapshot().files}
+    assert {far.path, near.path} <= kept and [3, 4] == [len(paths) for paths in spark.paths]
+    expected = {n: f"old{n}" for n in (1, 9, 12, 13, 14, *range(100, 110))}
+    assert expected | {4: "theirs4"} | dict.fromkeys((3, 10, 11, 20), "new") == world.names()
+    assert [True] == [file.copied for file in world.opened().snapshot().files if file.rows == 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "values", "goes"),
+    [
+        ('{"customer":"c-1","n":5}', {"customer": "c-1"}, True),
+        ('{"customer":"c-1","n":5}', {"customer": "c-1", "n": "5"}, True),
+        ('{"customer":"c-1","n":5}', {"customer": "c-1", "n": "6"}, False),
+        ('{"customer":"c-1"}', {"customer": "c-1", "n": "5"}, False),
+        ('{"customer":"c-10"}', {"customer": "c-1"}, False),
+        ('{"customer":"007"}', {"customer": "7"}, False),
+        ('{"customer":"1e2"}', {"customer": "100"}, False),
+        ('{"n":5.00}', {"n": "5"}, True),
+        ('{"n":12345678901234567.89}', {"n": "12345678901234567.89"}, True),
+        ('{"n":12345678901234567.89}', {"n": "12345678901234567.88"}, False),
+        ('{"n":5}', {"n": "five"}, False),
+        ('{"active":true}', {"active": "true"}, True),
+        ('{"active":true}', {"active": "1"}, False),
+        ('{"active":false}', {"active": "true"}, False),
+        ('{"n":null}', {"n": "None"}, False),
+        ('{"n":[5]}', {"n": "5"}, False),
+        (None, {"n": "5"}, False),
+        ("no JSON", {"n": "5"}, False),
+        ("[5]", {"n": "5"}, False),
+    ],
+)
+def test_a_quarantined_row_goes_by_the_values_that_its_text_has(
+    row: str | None, values: dict[str, str], goes: bool
+) -> None:
+    """Numbers by what they are worth, texts letter by letter as in the table that they came from: 007 is not 7."""
+    removal = rewrite.RowRemoval(values=values, column="_row")
+    rows = pa.table({"_row": pa.array(['{"other":1}', row], pa.string())})
+
+    assert ([0] if goes else [0, 1]) == removal.stays(rows, {}).to_pylist()
+    assert ["_row"] == removal.columns
+
+
+def test_to_count_writes_nothing(world: World) -> None:
+    """A dry run leaves no files that only a vacuum would find."""
+    (file,) = world.append(range(10))
+    before = sorted(world.folder.rglob("*.parquet"))
+
+    (found,) = rewrite.count(world.table, rewrite.RowRemoval(parse_predicate("id < 3").typed(SPEC.schema_json)), [file])
+
+    assert ((3, ()), before) == ((found.rows, found.files), sorted(world.folder.rglob("*.parquet")))
+
+
 def test_a_key_that_comes_twice_is_refused_before_anything_changes(world: World) -> None:
     """Which of the two would stay is not for the table to decide."""
     world.append(range(10))
@@ -201,6 +302,24 @@ def test_an_upsert_that_lost_a_race_takes_the_key_out_of_the_new_file_too(
     assert (0, 2) == (done.rows_inserted, done.rows_replaced)
     assert ("new3", "new30", "other31") == tuple(world.names()[n] for n in (3, 30, 31))
     assert len(read) == len(set(read)) == 2
+
+
+def test_an_upsert_that_deletes_counts_once_however_often_it_is_planned(world: World) -> None:
+    """After a lost race it counts what it deletes anew, on the table that won."""
+    world.append(range(10), "old")
+    other, original, raced = world.opened(), world.table.commit_on, list[CommitResult]()
+
+    def commit_on(state: Any, *args: Any) -> CommitResult:
+        if not raced:
+            raced.append(other.append_files(world.written([30, 31], "other")))
+        return original(state, *args)
+
+    world.table.commit_on = commit_on  # type: ignore[method-assign]
+
+    done = rewrite.upsert_files(world.table, world.written([5], "new"), None, deleted=world.written([6, 7, 30]))
+
+    assert (0, 1, 3) == (done.rows_inserted, done.rows_replaced, done.rows_removed)
+    assert {n for n in (*range(10), 31) if n not in (6, 7)} == set(world.names())
 
 
 keys = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["a", "b"])), unique=True, max_size=20)

@@ -11,6 +11,7 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt, Invalid, Overloaded, Unavailable
+from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction
 from lakebed.queue import appending, codec, paths
 from lakebed.queue.feed import QueueFeed
@@ -171,6 +172,23 @@ async def test_a_collector_looks_behind_what_others_have_claimed(
     assert found is not None and 8 == found.sequence
     await greedy.close()
     await other.close()
+
+
+async def test_the_age_of_the_oldest_batch_that_waits_is_known_behind_those_that_are_done(
+    open_queue: Open, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """However many at the front are done and not cleaned up yet, the age is of the first that is not."""
+    queue = open_queue(segment_batches=2, done_cleanup_threshold=100)
+    await append(queue, 3)
+    await manual_clock.advance(60)
+    await append(queue, 3, first=4)
+    await manual_clock.advance(5)
+    assert [1, 2, 3] == await drained(queue, 3)
+
+    status = await queue.status()
+
+    assert (3, 3, 5.0) == (status.done, status.pending, status.pending_age_s)
+    assert 5.0 == metrics.value("lakebed_queue_oldest_age_seconds", queue="default", state="pending")
 
 
 async def test_a_reader_whose_segment_was_swept_reads_the_manifest_again(open_queue: Open) -> None:

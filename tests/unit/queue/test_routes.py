@@ -219,6 +219,28 @@ async def test_the_keeper_does_not_let_the_last_done_batches_lie(manual_clock: M
     assert (before, (await queue.status()).done) == (1, 0)
 
 
+async def test_the_keeper_sweeps_every_shard(manual_clock: ManualClock) -> None:
+    """Done batches of a later shard are removed like those of the first."""
+    context = msgspec.structs.replace(
+        made(**{"queue.shards": 2}), clock=manual_clock, store=MemoryStore(clock=manual_clock)
+    )
+    queue = Queue.of(context)
+    collector = queue.collector()
+    for shard in range(2):
+        ingestor = queue.ingestor(shard)
+        await ingestor.ingest([KeyValueEntry(b"k", b"v")])
+        await ingestor.close()
+        await collector.ack(await collector.next_batch())  # type: ignore[arg-type]
+    await collector.close()
+    before = [(await shard.consumer.read()).done for shard in await queue.shards()]
+    await manual_clock.advance(queue.settings.horizon_s + 1.0)
+
+    await workers.QueueMaintenance(context).round()
+
+    assert [1, 1] == [len(done) for done in before]
+    assert [(), ()] == [(await shard.consumer.read()).done for shard in await queue.shards()]
+
+
 async def test_a_key_opens_what_its_rights_name() -> None:
     """Reading, writing and each queue are rights of their own."""
     key = {"name": "app", "secret": "0123456789abcdef0123", "rights": ["queue:write:orders", "queue:read:*"]}

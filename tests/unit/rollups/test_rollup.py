@@ -55,6 +55,18 @@ def some_chunks() -> tuple[bytes, bytes]:
     return next(chunks(table, (60, 300, 3600))).data, index
 
 
+def test_a_batch_over_many_hours_is_indexed_as_one_over_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of a stray clock spans decades: its hours are found by sorting, and are the same."""
+    samples = [
+        Sample(f"m{n % 2}", START_NS + hour * 3600 * 10**9 + n, 1.0) for hour in (0, 1, 1, 300) for n in range(3)
+    ]
+    marked = partials([(3, batch(samples))], (60,))
+    monkeypatch.setattr("lakebed.rollups.aggregate.MARKS_MAX", 0)
+
+    assert marked == partials([(3, batch(samples))], (60,))
+    assert [START_NS + hour * 3600 * 10**9 for hour in (0, 1, 300)] == sorted(noted(marked))
+
+
 def test_a_golden_chunk_of_version_1_is_read_for_ever() -> None:
     """What version 1 stored comes back with its numbers, no NaN, no rest and no sketch."""
     (row,) = decode_rollup((GOLDEN / "v1.lmrollup.zst").read_bytes()).to_pylist()

@@ -140,6 +140,45 @@ async def test_the_first_write_checks_the_path_once(path: Path, guarded: Guarded
     assert path.creates == after_first + 1
 
 
+async def test_on_a_good_path_every_write_is_made(path: Path, guarded: GuardedStore) -> None:
+    """The guard looks at each kind of write and changes none."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"1"
+        yield b"2"
+
+    made = await guarded.create("a", b"1")
+    await guarded.replace("a", b"2", made.etag)
+    uploaded = await guarded.upload("b", chunks())
+    await guarded.create("c", b"3")
+    await guarded.delete("c")
+
+    assert {"a": b"2", "b": b"12"} == {key: (await path.get(key)).data for key in ("a", "b")}
+    assert (2, ["a", "b"]) == (uploaded.size, [info.key async for info in path.list("")])
+
+
+async def test_a_stale_replace_that_succeeded_stands_although_the_create_gets_no_answer(
+    path: Path, manual_clock: ManualClock
+) -> None:
+    """What was seen is enough to refuse the path; without it, the missing answer is raised."""
+    create = path.create
+
+    async def first_only(key: str, data: bytes) -> ObjectInfo:
+        if path.creates % 2:
+            path.creates += 1
+            raise OutcomeUnknown("no answer")
+        return await create(key, data)
+
+    path.create = first_only  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await checked(path, manual_clock)
+    path.drops, path.creates = frozenset({"if-match"}), 0
+
+    (output,) = broken(await checked(path, manual_clock))
+
+    assert output.startswith("stale_replace_is_refused")
+
+
 async def test_a_read_checks_nothing(path: Path, guarded: GuardedStore) -> None:
     """A process that only reads writes no scratch objects, and reads also while writes are refused."""
     await path.create("a", b"1")

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 
 from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
-from lakebed.store.prover import prove
+from lakebed.store.prover import REPORTS, demand, prove
 from support.runtimes import runtime_of
 
 
@@ -45,6 +47,24 @@ async def test_a_first_read_that_gives_other_bytes_is_a_finding(manual_clock: Ma
     assert correct.held
     assert 2 == behind.reads  # in each round before the replaces; a lie is not asked for again
     assert ["reads_see_the_winner"] == [finding.name for finding in proof.findings if not finding.held]
+
+
+async def test_scratch_objects_that_cannot_be_removed_now_are_a_missing_answer(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No report of it is kept, so the store is tested again; it is not refused either."""
+    store = MemoryStore(clock=manual_clock)
+
+    async def silent(key: str) -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(store, "delete", silent)
+    proof = await prove([store, store], runtime_of(manual_clock), rounds=1)
+
+    assert ["answers"] == [finding.name for finding in proof.findings if not finding.held]
+    with pytest.raises(Unavailable):
+        demand(proof)
+    assert [] == [info.key async for info in store.list(REPORTS)]
 
 
 class Forgetful(MemoryStore):

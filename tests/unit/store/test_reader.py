@@ -35,8 +35,14 @@ class Server:
                 outer.asked += 1
                 step = outer.steps.pop(0) if len(outer.steps) > 1 else outer.steps[0]
                 body = PAGE if "list-type" in self.path else DATA
+                status, asked = 200, self.headers.get("Range", "")
+                if asked:
+                    first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                    status, body = 206, body[first : last + 1]
                 if step == "missing":
                     self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                elif asked and not body:
+                    self.answer(416, b"<Error><Code>InvalidRange</Code></Error>")
                 elif step == "chunked cut":
                     self.chunked(body[: len(body) // 2], end=False)
                 elif step == "chunked":
@@ -44,7 +50,7 @@ class Server:
                 elif step == "half xml":
                     self.answer(200, body[: len(body) // 2])
                 else:
-                    self.answer(200, body, cut=step == "cut")
+                    self.answer(status, body, cut=step == "cut")
 
             def answer(self, status: int, body: bytes, *, cut: bool = False) -> None:
                 self.send_response(status)
@@ -127,6 +133,27 @@ def test_what_came_whole_is_judged_by_its_size(server: Server) -> None:
     server.steps = ["missing"]
     with pytest.raises(NotFound):
         server.reader().get("k", bytes_max=1)
+
+
+@pytest.mark.parametrize("cut", ["cut", "chunked cut"])
+def test_a_range_that_is_cut_short_is_asked_for_again(server: Server, cut: str) -> None:
+    """Only an object that ends there is Corrupt: an audit would report one as damaged for a lost connection."""
+    server.steps = [cut, "whole"]
+
+    assert DATA[10:2010] == server.reader().get_range("k", 10, 2000)
+    assert 2 == server.asked
+    server.steps = [cut]
+    with pytest.raises(Unavailable):
+        server.reader().get_range("k", 10, 2000)
+
+
+@pytest.mark.parametrize("start", [len(DATA) - 9, len(DATA), len(DATA) + 1])
+def test_a_range_behind_the_objects_end_is_corrupt(server: Server, start: int) -> None:
+    """Also where no byte of it is there, which S3 refuses: a truncated object stops no audit."""
+    assert (b"", DATA[-9:]) == (server.reader().get_range("k", 7, 0), server.reader().get_range("k", len(DATA) - 9, 9))
+
+    with pytest.raises(Corrupt, match="ends before"):
+        server.reader().get_range("k", start, 10)
 
 
 class Listed(NamedTuple):

@@ -15,12 +15,14 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Conflict, NotFound, Unavailable
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import read_record
 from lakebed.ticks import commit_times, dispatcher, paths
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow, AuditTable
-from lakebed.ticks.auditor import OVERLAP_MS, DispatchAuditor
+from lakebed.ticks.auditor import OVERLAP_MS, AuditWatermark, DispatchAuditor
 from lakebed.ticks.dispatcher import TRIES_PER_RECEIVE, Dispatcher
 from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
+from lakebed.ticks.queue.bucket import Shard
 from lakebed.ticks.view import spark_page
 from support.tick_fixtures import ORG, PROJECT, Guarded, Service, context_of, manifest, parquet
 
@@ -581,9 +583,12 @@ async def test_no_more_jobs_run_at_once_than_are_set(manual_clock: ManualClock) 
 
 async def test_no_tick_waits_for_the_slow_job_of_another_project(manual_clock: ManualClock) -> None:
     """It is received and done while the other runs. The slow project's own next tick waits, hidden for longer than the
-    visibility timeout: it is received once, and its job runs after the first one.
+    visibility timeout: it is received once, and its job runs after the first one. It holds no slot while it waits.
     """
     fleet = Fleet(manual_clock)
+    context = context_of(
+        fleet.store, clock=manual_clock, node="two", seed=5, visibility_timeout_s=60, batch_window_s=0.01, jobs_max=2
+    )
     slow = asyncio.Event()
     ran: list[tuple[str, list[str]]] = []
 
@@ -595,7 +600,7 @@ async def test_no_tick_waits_for_the_slow_job_of_another_project(manual_clock: M
             return SilverResult({})
 
     fleet.job = Slow()
-    running = asyncio.create_task(fleet.dispatcher(fleet.context).run())
+    running = asyncio.create_task(fleet.dispatcher(context).run())
 
     async def until(wanted: int) -> None:
         for _ in range(10_000):
@@ -606,12 +611,18 @@ async def test_no_tick_waits_for_the_slow_job_of_another_project(manual_clock: M
 
     await fleet.queue.send(message("t1", "slow"))
     await until(1)
-    for project in ("slow", "quick"):
-        await fleet.queue.send(message("t2", project))
+    await fleet.queue.send(message("t2", "slow"))
+    for _ in range(100):
+        await manual_clock.advance(0.05)
+    await fleet.queue.send(message("t2", "quick"))
     await until(2)
     for _ in range(40):  # 200 s: more than three visibility timeouts of 60 s
         await manual_clock.advance(5.0)
     meanwhile, seen_again = list(ran), await fleet.queue.receive(10)
+    states = [
+        await fleet.context.store.get(info.key) async for info in fleet.context.store.list(f"{paths.ROOT}/queue/")
+    ]
+    receives = [entry.receive_count for state in states for entry in read_record(state, Shard).entries]
     slow.set()
     await until(3)
     for _ in range(100):
@@ -620,6 +631,7 @@ async def test_no_tick_waits_for_the_slow_job_of_another_project(manual_clock: M
     await asyncio.gather(running, return_exceptions=True)
 
     assert ([("slow", ["t1"]), ("quick", ["t2"])], []) == (meanwhile, list(seen_again))
+    assert [1, 1] == receives
     assert [("slow", ["t2"])] == ran[2:]
     assert (0, 0, 0) == ((d := await fleet.queue.depth()).waiting, d.in_flight, d.dead)
 
@@ -672,6 +684,15 @@ async def test_an_unfinished_tick_stays_in_the_audit_however_long_ago_it_was(man
 
     assert 1 == len(found)
     assert ([], []) == (list(await other.undispatched()), list(await auditor.undispatched()))
+
+
+def test_a_pass_that_ends_late_drops_none_of_what_another_one_found_meanwhile() -> None:
+    """Only what it has seen finished leaves; the watermark never goes back."""
+    other = AuditWatermark(until_ms=9, pending={"o/p/late": 9, "o/p/done": 5})
+
+    after = other.moved(7, {"o/p/mine": 7}, {"o/p/done"})
+
+    assert (9, {"o/p/late": 9, "o/p/mine": 7}) == (after.until_ms, after.pending)
 
 
 async def test_a_pass_between_a_commits_note_and_its_row_does_not_forget_the_tick(manual_clock: ManualClock) -> None:
@@ -766,6 +787,73 @@ async def test_a_tick_that_is_committed_behind_the_watermark_of_an_audit_is_foun
 
     assert 200 == answer.status_code
     assert "20261115T130000__late" in [each.tick_id for each in await auditor.undispatched()]
+
+
+async def test_a_round_never_asks_for_more_messages_than_a_batch_holds(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in hand counts: SQS refuses to be asked for more than ten."""
+    queue, asked = open_queue(fleet.context), list[int]()
+    dispatching = Dispatcher(fleet.context, queue=queue, dispatched=fleet.dispatched, job=fleet.job)
+    receive = queue.receive
+
+    async def counted(count: int) -> Any:
+        asked.append(count)
+        return await receive(count)
+
+    monkeypatch.setattr(queue, "receive", counted)
+    for number in range(4):
+        await fleet.queue.send(message(f"t{number}"))
+
+    await fleet.round(dispatching)
+
+    assert (dispatcher.BATCH_MAX, {dispatcher.BATCH_MAX - 4}) == (asked[0], set(asked[1:]))
+
+
+async def test_a_queue_that_is_away_ends_a_dispatcher_without_jobs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is seen to fail, and started again with a pause."""
+    queue = open_queue(fleet.context)
+
+    async def away(count: int) -> Any:
+        raise Unavailable("the queue is away")
+
+    monkeypatch.setattr(queue, "receive", away)
+
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(5):
+            await Dispatcher(fleet.context, queue=queue, dispatched=fleet.dispatched, job=fleet.job).run()
+
+
+async def test_a_dispatcher_that_is_stopped_ends_its_jobs_before_it_returns(fleet: Fleet) -> None:
+    """No job goes on beside the process that takes its tick over; the row says that it was running."""
+    ended: list[str] = []
+
+    class Long(Job):
+        async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+            self.runs.append((org_id, project_id, []))
+            try:
+                await asyncio.Event().wait()
+                return SilverResult({})
+            finally:
+                for _ in range(20):  # it takes a moment to end
+                    await asyncio.sleep(0)
+                ended.append(project_id)
+
+    fleet.job = Long()
+    running = asyncio.create_task(fleet.dispatcher(fleet.context).run())
+    await fleet.queue.send(message("t1"))
+    for _ in range(200):
+        if fleet.job.runs:
+            break
+        await fleet.clock.advance(0.1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    at_return = list(ended)
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert (["p"], "running") == (at_return, row and row.state)
 
 
 async def test_a_receive_that_fails_cuts_no_job_that_runs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

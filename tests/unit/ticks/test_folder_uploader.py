@@ -88,6 +88,15 @@ async def test_a_service_that_is_gone_is_tried_by_another_way_and_later(site: Si
     assert ([STUCK], {}) == (list(alerts), site.alerts)
 
 
+async def test_the_alerts_of_the_run_before_end_with_the_first_good_round(site: Site) -> None:
+    """They outlive a restart of the agent; what was wrong may have been put right meanwhile."""
+    site.alerts.update({STUCK: "the service is away", REFUSED: "1 ticks were refused"})
+
+    await site.courier().round()
+
+    assert {} == site.alerts
+
+
 async def test_a_commit_whose_folder_survived_a_kill_is_only_put_away(site: Site) -> None:
     """Killed between the commit and the removal: the next run gets the first answer and clears up."""
     folder = site.drop("t-1", [1])
@@ -100,6 +109,30 @@ async def test_a_commit_whose_folder_survived_a_kill_is_only_put_away(site: Site
 
     assert (1, False, []) == (committed, folder.exists(), list(site.outbox.waiting()))
     assert 1 == site.service.bronze.calls["commit"]
+
+
+async def test_a_kill_while_a_committed_folder_is_put_away_needs_nobody_the_day_after(site: Site) -> None:
+    """The outbox still has the tick as it was sent, with its day: packed again it would be another manifest."""
+
+    class Killed(BaseException): ...
+
+    def killed(folder: Path) -> None:
+        raise Killed
+
+    day_ns, days = 86_400_000_000_000, [20_000]
+    site.clock = NoWait(lambda: days[-1] * day_ns)
+    folder = site.drop("t-1", [1])
+    first = site.courier()
+    first._remove_folder = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        await first.round()
+    assert folder.exists()
+
+    days.append(20_001)
+    committed = await site.courier().round()
+
+    assert (1, False, []) == (committed, folder.exists(), list(site.outbox.waiting()))
+    assert (1, {}) == (site.service.bronze.calls["commit"], site.alerts)
 
 
 async def test_another_content_under_a_committed_name_is_refused_not_lost(site: Site) -> None:

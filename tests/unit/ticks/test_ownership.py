@@ -8,7 +8,7 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
-from lakebed.core.errors import Overloaded, TooEarly
+from lakebed.core.errors import Overloaded, TooEarly, Unavailable
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.ticks.finalizer import OrgLocks
@@ -102,8 +102,10 @@ async def test_an_owner_that_slept_past_its_lease_starts_a_new_term(
 
     with pytest.raises(TooEarly):
         await hold(first)
+    lost = first.projects
     await other.stop()
 
+    assert [] == lost
     assert await hold(first) > taken
 
 
@@ -178,6 +180,55 @@ async def test_a_finalize_renews_a_lease_of_which_less_than_half_is_left(
 
         with pytest.raises(TooEarly):
             await hold(other)
+
+
+async def test_a_lease_that_was_taken_over_is_found_lost_by_the_next_round(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Without a finalize too: the project is the other's, and counts as no warm one here."""
+    context = replica(store, manual_clock, "a", lease_s=10.0)
+    first, other = Ownership(context), Ownership(replica(store, manual_clock, "b", lease_s=10.0))
+    await hold(first)
+    warm = context.metrics.value("lakebed_ticks_warm_projects")
+    await manual_clock.advance(30.0)
+    await hold(other)
+
+    await first.keep()
+
+    assert ([], [("o", "p")]) == (first.projects, other.projects)
+    assert (1, 0) == (warm, context.metrics.value("lakebed_ticks_warm_projects"))
+
+
+async def test_a_stop_lets_a_project_go_whose_finalize_was_cut_off(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Nothing is served any more: another replica need not wait for the lease to expire."""
+    first = Ownership(replica(store, manual_clock, "a"))
+    other = Ownership(replica(store, manual_clock, "b"))
+
+    async with first.of("o", "p") as epoch:
+        await first.stop()
+
+        assert await hold(other) > epoch
+
+
+async def test_a_finalize_whose_renewal_failed_does_not_keep_the_project_busy(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away for a moment: later the project is idle like any other, and is let go."""
+    first = Ownership(replica(store, manual_clock, "a", lease_s=10.0, idle_ttl_s=5.0))
+    await hold(first)
+    await manual_clock.advance(8.0)
+
+    async def away(warm: object) -> None:
+        raise Unavailable("the store is away")
+
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(first, "_renewed", away)
+        await hold(first)
+    await first.keep()
+
+    assert [] == first.projects
 
 
 async def test_the_lease_of_a_busy_project_is_renewed_though_it_is_idle_for_long_or_wanted(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.context import Context
+from lakebed.core.errors import Overloaded
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction, load
@@ -57,6 +60,23 @@ async def test_events_are_acknowledged_by_the_topic() -> None:
     await broker.stop()
     assert isinstance(found, Fetched) and len(events) == found.count
     assert "b/1.jsonl#0" == msgspec.json.decode(events[0])["id"]
+
+
+async def test_events_that_the_topic_refuses_are_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is moved only behind events that were acknowledged, so a refused append of several is raised."""
+    refused, asked = Overloaded("the buffer is full"), list[int]()
+
+    async def produce(self: Broker, chunks: Any) -> Any:
+        asked.append(len(asked))
+        return [refused if len(asked) == 2 else None]
+
+    monkeypatch.setattr(Broker, "produce", produce)
+    async with publisher(context(**{"lifecycle.events_topic": "expired"})) as publish:
+        assert publish is not None
+        with pytest.raises(Overloaded, match="full"):
+            await publish([b"{}"] * (2 * EVENTS_MAX + 1))
+
+    assert [0, 1] == asked
 
 
 async def test_without_a_topic_nothing_is_published() -> None:

@@ -86,6 +86,10 @@ class _NoEvent:
         return None
 
 
+def _nothing() -> None:
+    return None
+
+
 class DirectCycle:
     """One direct request and its response. To the server it is a cycle like any other."""
 
@@ -103,11 +107,11 @@ class DirectCycle:
         self.share = share
         self._http, self._found, self._middleware, self._rest_s, self._done = http, found, middleware, rest_s, done
         self._method, self._headers = http.parser.get_method(), http.headers
-        self.before: RequestResponseCycle | None = http.cycle
+        self.before: RequestResponseCycle | None = http.cycle  # dropped with the response: it would keep all before it
         self.parts: list[bytes] = []
         self.late: asyncio.TimerHandle | None = None
         self.keep_alive = True
-        self._cut_short: Callable[[], None] = lambda: None
+        self._cut_short = _nothing
         self.disconnected = self.response_complete = False
 
     def expect_rest(self, give_up: Callable[[], None]) -> None:
@@ -133,7 +137,9 @@ class DirectCycle:
 
     def run_promptly(self) -> None:
         """The same without a task: the response is written when the handler has it."""
-        self._cut_short = self._middleware.promptly(self._found, self._scope(), self._body(), self._write_and_finish)
+        cut_short = self._middleware.promptly(self._found, self._scope(), self._body(), self._write_and_finish)
+        if not self.response_complete:
+            self._cut_short = cut_short
 
     def stop_within(self, seconds: float) -> None:
         """The server stops: a request still waiting after this time gets OutcomeUnknown."""
@@ -156,7 +162,9 @@ class DirectCycle:
         return body
 
     def _finish(self) -> None:
+        """Nothing of an answered request refers back to it: it is freed at once, not by the garbage collector."""
         self.response_complete = True
+        self.before, self._cut_short = None, _nothing
         self.share.give_back()
         if not self.keep_alive:
             self._http.transport.close()

@@ -9,13 +9,13 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import Corrupt, LakebedError, TooLarge
+from lakebed.core.errors import Corrupt, LakebedError, Overloaded, TooLarge
 from lakebed.core.quotas import count_records
 from lakebed.log import kafka_batch
 from lakebed.log.brokers import BrokerRecord, preferred
 from lakebed.log.codec import Records
 from lakebed.log.fetcher import FetchRequest
-from lakebed.log.kafka.faults import TransactionRefused, code_of
+from lakebed.log.kafka.faults import TransactionRefused, code_of, fetch_code_of
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
 from lakebed.log.kafka_batch import BASE, CONTROL, TRANSACTIONAL, KafkaRecords, encode_values, kafka_records
 from lakebed.log.kafka_compression import Buffer
@@ -25,7 +25,7 @@ from lakebed.log.reader import Fetched
 from lakebed.log.writer import Outcome
 
 EARLIEST, LATEST = -2, -1  # instead of a time, in ListOffsets
-PARTITIONS_MAX = 10_000  # of one request
+PARTITIONS_MAX = 10_000  # of one request; a client retries the others
 REDIRECTS = 11  # the first version of Fetch whose answer can name another broker
 
 Answer = Mapping[str, Any]
@@ -43,8 +43,9 @@ class DataRequests:
         """Appends before it returns, so that the requests of a connection keep their order; answers later."""
         wanted = [(topic.name, part) for topic in request.topic_data for part in topic.partition_data]
         chunks: list[tuple[TopicPartition, RecordChunk] | LakebedError] = []
-        for topic, part in wanted[:PARTITIONS_MAX]:
+        for number, (topic, part) in enumerate(wanted):
             try:
+                _check_count(number)
                 self._services.demand(info, "produce", topic)
                 if topic in over:
                     raise over[topic]
@@ -90,11 +91,12 @@ class DataRequests:
         """
         near = self._near(getattr(request, "rack_id", ""), redirects=info.version >= REDIRECTS)
         limit = max(1, min(getattr(request, "max_bytes", self._settings.max_bytes), self._settings.max_bytes))
-        asked = [(topic.topic, part) for topic in request.topics for part in topic.partitions][:PARTITIONS_MAX]
+        asked = [(topic.topic, part) for topic in request.topics for part in topic.partitions]
         found: dict[int, Fetched | LakebedError] = {}
         wants: dict[int, FetchRequest] = {}
         for number, (topic, part) in enumerate(asked):
             try:
+                _check_count(number)
                 (self._services.demand_right if near else self._services.demand)(info, "consume", topic)
                 share = max(1, min(part.partition_max_bytes, limit))
                 wants[number] = FetchRequest(topic_partition(topic, part.partition), part.fetch_offset, share)
@@ -138,7 +140,7 @@ class DataRequests:
             found = await self._broker.admin.offsets.stamped(tp, part.timestamp)
             return {**answer, "offset": found[0], "timestamp": found[1]} if found is not None else answer
         except LakebedError as error:
-            return {**answer, "error_code": code_of(error)}
+            return {**answer, "error_code": fetch_code_of(error)}
 
     async def init_producer_id(self, request: Any, info: RequestInfo) -> Answer:
         """An id that carries its time; nothing is stored. Transactions are refused."""
@@ -147,6 +149,11 @@ class DataRequests:
         context = self._services.context
         random = int(context.ids.uuid().replace("-", "")[-8:], 16)
         return {"producer_id": new_kafka_id(now_ms(context.clock), random), "producer_epoch": 0}
+
+
+def _check_count(number: int) -> None:
+    if number >= PARTITIONS_MAX:
+        raise Overloaded(f"more than {PARTITIONS_MAX} partitions in one request", hint="ask for fewer at a time")
 
 
 def _kept(chunks: list[tuple[TopicPartition, RecordChunk]]) -> list[tuple[TopicPartition, RecordChunk]]:
@@ -166,7 +173,7 @@ def _produced(
 ) -> Answer:
     left = iter(outcomes)
     topics: dict[str, list[Answer]] = {}
-    for (topic, part), chunk in zip(wanted, chunks, strict=False):
+    for (topic, part), chunk in zip(wanted, chunks, strict=True):
         outcome = chunk if isinstance(chunk, LakebedError) else next(left)
         row: dict[str, Any] = {"index": part.index, "base_offset": -1, "log_append_time": None, "log_start_offset": -1}
         if isinstance(outcome, LakebedError):
@@ -196,7 +203,7 @@ def _fetched(partition: int, found: Fetched | LakebedError) -> Answer:
     if isinstance(found, LakebedError):
         return {
             "partition_index": partition,
-            "error_code": code_of(found),
+            "error_code": fetch_code_of(found),
             "high_watermark": found.detail.get("high_watermark", -2) + 1,
             "log_start_offset": found.detail.get("log_start_offset", -1),
             "aborted_transactions": None,

@@ -65,6 +65,18 @@ def code_of(error: LakebedError) -> ErrorCode:
     return next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.unknown_server_error)
 
 
+def fetch_code_of(error: LakebedError) -> ErrorCode:
+    """For Fetch and ListOffsets: consumers retry a storage error. Java's end with the codes that producers retry."""
+    if isinstance(error, Overloaded | Unavailable):
+        return ErrorCode.kafka_storage_error
+    return code_of(error)
+
+
+def commit_code_of(error: LakebedError) -> ErrorCode:
+    """For a partition of OffsetCommit: `not now` is the coordinator's."""
+    return ErrorCode.coordinator_not_available if isinstance(error, Overloaded | Unavailable) else code_of(error)
+
+
 def group_code_of(error: LakebedError) -> ErrorCode:
     """For requests about a group: `not now` is a coordinator that is not available, which clients retry."""
     if isinstance(error, Denied) and not isinstance(error, TransactionRefused):

@@ -8,10 +8,10 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from lakebed.core.errors import LakebedError, NotFound
+from lakebed.core.errors import LakebedError, NotFound, Overloaded, Unavailable
 from lakebed.log import paths
 from lakebed.log.brokers import preferred
-from lakebed.log.kafka.faults import TransactionRefused, code_of, group_code_of
+from lakebed.log.kafka.faults import TransactionRefused, code_of, commit_code_of, group_code_of
 from lakebed.log.kafka.membership import Group, JoinWish, Member
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
 from lakebed.log.model import GroupFenced, topic_partition
@@ -162,7 +162,7 @@ class GroupRequests:
             if isinstance(error, GroupFenced):  # its offset was moved: the group must get past that generation
                 with suppress(LakebedError):
                     await self._coordinator.outdate(group, error.detail["generation"])
-            return code_of(error)
+            return commit_code_of(error)
         return ErrorCode.none
 
     async def offset_fetch(self, request: Any, info: RequestInfo) -> Answer:
@@ -183,7 +183,12 @@ class GroupRequests:
                 for name, numbers in wanted.items()
             ]
         except LakebedError as error:
-            return {"group_id": group, "topics": (), "error_code": group_code_of(error)}
+            code = group_code_of(error)  # in each row too: version 1 has no other, and no row is "nothing committed"
+            rows = [
+                {"name": topic.name, "partitions": [_no_offset(number, code) for number in topic.partition_indexes]}
+                for topic in topics or ()
+            ]
+            return {"group_id": group, "topics": rows, "error_code": code}
         return {"group_id": group, "topics": rows, "error_code": ErrorCode.none}
 
     async def _committed_topics(self, group: str, info: RequestInfo) -> dict[str, list[int]]:
@@ -195,15 +200,19 @@ class GroupRequests:
         return found
 
     async def _offset(self, group: str, topic: str, number: int, info: RequestInfo) -> Answer:
-        row = {"partition_index": number, "committed_offset": -1, "committed_leader_epoch": -1, "metadata": ""}
         try:
             self._services.demand(info, "consume", topic)
             found = await self._broker.groups.committed(group, topic_partition(topic, number))
+        except (Overloaded, Unavailable):
+            raise  # of the whole group: clients retry that, and give up with such a code of one partition
         except LakebedError as error:
-            return {**row, "error_code": code_of(error)}
-        if found is None or not found.offset:
-            return {**row, "error_code": ErrorCode.none}
-        return {**row, "committed_offset": found.offset, "metadata": found.note, "error_code": ErrorCode.none}
+            return _no_offset(number, code_of(error))
+        row = _no_offset(number, ErrorCode.none)
+        return (
+            row
+            if found is None or not found.offset
+            else row | {"committed_offset": found.offset, "metadata": found.note}
+        )
 
     async def offset_delete(self, request: Any, info: RequestInfo) -> Answer:
         try:
@@ -324,3 +333,8 @@ def _metadata(member: Member, protocol: str) -> bytes:
 
 def _of_instance(group: Group, instance_id: str | None) -> str:
     return next((id for id, one in group.members.items() if instance_id and one.instance_id == instance_id), "")
+
+
+def _no_offset(number: int, code: ErrorCode) -> dict[str, Any]:
+    row = {"partition_index": number, "committed_offset": -1, "committed_leader_epoch": -1, "metadata": ""}
+    return {**row, "error_code": code}

@@ -14,8 +14,9 @@ from lakebed.delta.model import ONCE
 from lakebed.pipeline.bronze.parts import FILE_SEQ, INGESTED_AT
 from lakebed.pipeline.bronze.places import LAKE
 from lakebed.pipeline.tables.table import Table
+from lakebed.spark.feeds import FEEDS
 
-LOADS = "lakebed."  # applications that load a source: each of their versions brings rows
+LOADS = frozenset(FEEDS)  # applications that load a source: each of their versions brings rows
 
 
 class SilverSource:
@@ -33,7 +34,7 @@ class SilverSource:
             return self.read(until), True
         changes = self.table.changes(after, until)
         if self._appended:
-            loads = {each.version for each in changes if any(app.startswith(LOADS) for app in each.applications)}
+            loads = {each.version for each in changes if LOADS & set(each.applications)}
             return self._with_lineage(self.table.added(after, until, versions=loads)), False
         if any(change.overwrites for change in changes):
             return self.read(until), True

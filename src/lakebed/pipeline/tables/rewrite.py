@@ -50,7 +50,7 @@ class Rewritten(msgspec.Struct, frozen=True):
 
 class RowRemoval(msgspec.Struct, frozen=True):
     """Which rows go: those that match the predicate; those whose key is among `keys` (an Arrow table); or those whose
-    `column` is a JSON object with these `values`, compared as text.
+    `column` is a JSON object with these `values`, given as text.
     """
 
     predicate: Predicate = Predicate()
@@ -93,12 +93,13 @@ def _has(text: str | None, values: Mapping[str, str]) -> bool:
 
 
 def _same(found: Any, text: str) -> bool:
-    if found is None:
-        return False
-    if str(found) == text:
-        return True
+    """Whether a value of JSON is what this text says: numbers by what they are worth, text as it is written."""
+    if isinstance(found, bool):
+        return str(found).lower() == text.lower()
+    if not isinstance(found, (int, Decimal)):
+        return bool(found == text)
     try:
-        return Decimal(str(found)) == Decimal(text)
+        return found == Decimal(text)
     except InvalidOperation:
         return False
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
-from lakebed.core.errors import NotFound, Stale
+from lakebed.core.clock import now_ms, settle
+from lakebed.core.errors import AlreadyExists, LakebedError, NotFound, OutcomeUnknown, Stale
+from lakebed.log.kafka import coordinator as coordinators
 from lakebed.log.kafka import membership
 from lakebed.log.kafka.coordinator import GroupCoordinator
 from lakebed.log.kafka.membership import Group, GroupFault, GroupRefused, JoinWish
-from lakebed.log.model import GroupFenced
+from lakebed.log.model import GroupFenced, TopicPartition
 from support.log_host import TP, Host
 
 RANGE = (("range", b"topics"),)
@@ -236,6 +239,46 @@ async def test_a_group_in_use_does_not_expire(host: Host) -> None:
     assert {"alone", "g"} == set(await kafka.groups())
 
 
+@pytest.mark.parametrize("busy", [0, 1])
+async def test_a_group_that_commits_one_of_its_partitions_keeps_the_offsets_of_all(host: Host, busy: int) -> None:
+    """Whichever partition is the quiet one: its offset is as old as its last record, and still the group's place."""
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    tps = [TP, TopicPartition(TP.topic, 1)]
+    await kafka.demand_commit("alone", "", -1, None)
+    for tp in tps:
+        await host.append(broker, b"a", b"b", b"c", tp=tp)
+        await broker.groups.store("alone", tp, 1, note="", generation=None)
+    await host.clock.advance(6 * DAY_S)
+    await broker.groups.store("alone", tps[busy], 3, note="", generation=None)
+    await host.clock.advance(6 * DAY_S)
+
+    expired = await workers.group_retention.apply_once()
+
+    found = [await broker.groups.committed("alone", tp) for tp in (tps[busy], tps[1 - busy])]
+    assert ([], [3, 1]) == (expired, [each.offset if each is not None else None for each in found])
+
+
+async def test_a_group_that_was_used_again_expires_after_its_last_member_left(host: Host) -> None:
+    """Not counted from an earlier time without members: a consumer that reads for weeks commits nothing meanwhile."""
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    await host.append(broker, b"a", b"b", b"c")
+    await kafka.demand_commit("g", "", -1, None)
+    await broker.groups.store("g", TP, 2, note="", generation=None)
+    await host.clock.advance(6 * DAY_S)
+    await formed(host, kafka)
+    await host.clock.advance(3 * DAY_S)  # silent: the next look removes the member
+
+    kept = await workers.group_retention.apply_once()
+    await host.clock.advance(6 * DAY_S)
+    kept += await workers.group_retention.apply_once()
+    found = await broker.groups.committed("g", TP)
+    await host.clock.advance(2 * DAY_S)
+    expired = await workers.group_retention.apply_once()
+
+    assert ([], ["g"]) == (kept, expired)
+    assert found is not None and 2 == found.offset
+
+
 async def test_a_group_that_is_used_while_it_expires_stays(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit between the look and the delete keeps both the offset and the group."""
     workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
@@ -284,3 +327,92 @@ async def test_an_offset_that_is_stored_without_a_generation_keeps_the_one_it_ha
         await broker.groups.store("g", TP, 1, note="", generation=1)
     found = await broker.groups.committed("g", TP)
     assert found is not None and (2, 2) == (found.offset, found.generation)
+
+
+async def test_groups_beyond_one_page_are_listed_and_expire(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, however many pages they take: one that is passed over would stay in meta for ever."""
+    monkeypatch.setattr(coordinators, "PAGE", 2)
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    await host.append(broker, b"a")
+    names = ["g0", "g1", "g1.a", "g2", "g3"]
+    for name in names:
+        await kafka.demand_commit(name, "", -1, None)
+
+    listed = list(await kafka.groups())
+    await host.clock.advance(8 * DAY_S)
+    expired = await workers.group_retention.apply_once()
+
+    assert (names, names) == (listed, expired)
+    assert {} == await kafka.groups()
+
+
+async def test_a_member_that_syncs_before_its_leader_waits_for_its_assignment(host: Host) -> None:
+    """It is woken at once by the leader's sync at the same broker; nothing is kept of the group afterwards."""
+    kafka = coordinator(host)
+    joining = [asyncio.ensure_future(kafka.join("g", wish(f"m{n}"))) for n in range(2)]
+    await until(host, *joining)
+    group = joining[0].result()
+    (follower,) = {"m0", "m1"} - {group.leader}
+
+    waiting = asyncio.ensure_future(kafka.sync("g", follower, group.generation, {}))
+    await settle()
+    assert not waiting.done()
+    await kafka.sync("g", group.leader, group.generation, {follower: b"mine", group.leader: b"other"})
+    await settle()
+
+    assert waiting.done() and b"mine" == waiting.result().member(follower).assignment
+    assert {} == kafka._locks
+
+
+async def test_a_member_that_waits_for_a_leader_that_never_comes_joins_again(host: Host) -> None:
+    """The leader is silent for its session: the group rebalances, and who waits is told."""
+    kafka = coordinator(host)
+    joining = [asyncio.ensure_future(kafka.join("g", wish(f"m{n}"))) for n in range(2)]
+    await until(host, *joining)
+    group = joining[0].result()
+    (follower,) = {"m0", "m1"} - {group.leader}
+    waiting = asyncio.ensure_future(kafka.sync("g", follower, group.generation, {}))
+    await until(host, waiting)
+
+    with pytest.raises(GroupRefused) as refused:
+        waiting.result()
+    assert GroupFault.REBALANCING is refused.value.fault
+
+
+@pytest.mark.parametrize("error", [Stale, AlreadyExists, OutcomeUnknown])
+async def test_a_change_that_met_another_one_is_decided_again(host: Host, error: type[LakebedError]) -> None:
+    """On the group as it is by then; one whose answer was lost is not made twice."""
+    kafka = coordinator(host)
+    put, failures = kafka._meta.put, list[str]()
+
+    async def failing(key: str, value: bytes, **more: Any) -> Any:
+        if not failures:
+            failures.append(key)
+            if error is OutcomeUnknown:
+                await put(key, value, **more)
+            raise error("not this time")
+        return await put(key, value, **more)
+
+    kafka._meta.put = failing  # type: ignore[method-assign]
+    joining = asyncio.ensure_future(kafka.join("g", wish("m0")))
+    await until(host, joining)
+
+    assert failures
+    assert (1, ["m0"]) == (joining.result().generation, list(joining.result().members))
+
+
+async def test_the_offsets_of_a_group_with_members_stay_though_it_commits_nothing(host: Host) -> None:
+    """Nothing may come for longer than offsets are kept: who waits for it goes on where it was."""
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    await host.append(broker, b"a", b"b")
+    await formed(host, kafka)
+    await broker.groups.store("g", TP, 2, note="", generation=1)
+    await host.clock.advance(8 * DAY_S)
+    at_ms = now_ms(host.clock)
+    group = (await kafka.groups())["g"]
+    alive = {id: msgspec.structs.replace(one, seen_ms=at_ms) for id, one in group.members.items()}  # by heartbeats
+    await kafka._put("g", msgspec.structs.replace(group, members=alive), await kafka._find("g"))
+
+    assert [] == await workers.group_retention.apply_once()
+    found = await broker.groups.committed("g", TP)
+    assert found is not None and 2 == found.offset

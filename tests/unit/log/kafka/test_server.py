@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from io import BytesIO
 from types import SimpleNamespace
@@ -13,21 +13,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema
+from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
-from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Corrupt, Invalid
+import lakebed.log.kafka.data
+import lakebed.log.kafka.server
+from lakebed.core.auth import ANYBODY
+from lakebed.core.clock import ManualClock, settle
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, Invalid, Unavailable
 from lakebed.core.quotas import KeyQuotas
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.keys import KeyRecord, digest
+from lakebed.gateway.middleware import RefusalLog
+from lakebed.gateway.state import PortAccess
+from lakebed.log.broker import Broker
 from lakebed.log.kafka import wire
 from lakebed.log.kafka.data import DataRequests, _kept, served
-from lakebed.log.kafka.server import FRAME_BYTES_MAX, LENGTH, STRANGER_BYTES_MAX, FlightBytes, KafkaConnection
+from lakebed.log.kafka.group_requests import GroupRequests
+from lakebed.log.kafka.server import (
+    FRAME_BYTES_MAX,
+    LENGTH,
+    STRANGER_BYTES_MAX,
+    FlightBytes,
+    KafkaConnection,
+    KafkaServer,
+)
+from lakebed.log.kafka.service import TOPICS_FRESH_S, KafkaServices, RequestInfo
 from lakebed.log.kafka.stream import SHARED_BYTES, FrameStream
-from lakebed.log.kafka.wire import shaped
+from lakebed.log.kafka.wire import API_VERSIONS, shaped
 from lakebed.log.kafka_batch import HEADER, KafkaRecord, checked, encode, kafka_records, split
 from lakebed.log.model import TopicPartition
 from lakebed.log.producers import RecordChunk
+from support.log_host import Host
 
 KEY = KeyRecord("ann", digest(b"0123456789abcdef").hex(), ("*",))
 
@@ -38,6 +56,10 @@ class Transport:
     def __init__(self) -> None:
         self.pauses = self.resumes = 0
         self.written = b""
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def get_extra_info(self, name: str) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else None
@@ -290,6 +312,17 @@ def test_records_keep_their_request_in_memory_only_where_it_is_mostly_records() 
     assert not isinstance(copied[0][1].records.payload, memoryview)
 
 
+def test_records_that_are_copied_out_of_their_request_are_still_recognised_when_they_are_sent_again() -> None:
+    """An idempotent producer's retry of a request in which most is no record appends nothing twice."""
+    one = stamped(encode([KafkaRecord(b"x" * 1000)]), 7)
+    sent = chunk(memoryview(bytes(3000) + one)[-len(one) :])
+
+    ((_, copied),) = _kept([(TopicPartition("t", 0), sent)])
+
+    assert copied is not sent and sent.stamp is not None
+    assert (sent.stamp, sent.crc) == (copied.stamp, copied.crc)
+
+
 def test_a_fetch_into_the_middle_of_a_batch_has_the_offsets_of_its_records() -> None:
     """A batch is served whole, so it begins before the offset that was asked for; the next follows it."""
     data = b"".join(encode([KafkaRecord(b"%d" % n) for n in range(first, first + 3)]) for first in (0, 3))
@@ -298,3 +331,182 @@ def test_a_fetch_into_the_middle_of_a_batch_has_the_offsets_of_its_records() -> 
     bases = [HEADER.unpack_from(batch.data)[0] for batch in split(served(11, [records]))]
 
     assert [10, 13] == bases
+
+
+def services_of(host: Host, context: Context) -> KafkaServices:
+    clock = host.clock
+    access = PortAccess(
+        Keyring((), clock),
+        KeyQuotas(clock),
+        context.metrics.counter("lakebed_http_throttled_total"),
+        RefusalLog(clock),
+        None,
+    )
+    return KafkaServices(context, Broker(context, host.meta()), access)
+
+
+def request(key: int, version: int, **fields: Any) -> bytes:
+    """A frame as a client sends it."""
+    kind: Any = load_request_schema(key, version)
+    head, out = kind.__header_schema__, BytesIO()
+    entity_writer(head)(out, shaped(head, {"request_api_key": key, "request_api_version": version, "client_id": "c"}))
+    entity_writer(kind)(out, shaped(kind, fields))
+    return LENGTH.pack(len(out.getvalue())) + out.getvalue()
+
+
+@pytest.fixture
+async def streams() -> AsyncIterator[list[FrameStream]]:
+    """Connections of a test, lost at its end: a server waits for that."""
+    made: list[FrameStream] = []
+    yield made
+    for stream in made:
+        stream.connection_lost(None)
+    await settle(50)
+
+
+async def test_connections_are_counted_and_limited_and_requests_are_counted_by_their_kind(
+    monkeypatch: pytest.MonkeyPatch, streams: list[FrameStream]
+) -> None:
+    """A client beyond the limit is closed at once; one that leaves makes room, and is counted no more."""
+    monkeypatch.setattr(lakebed.log.kafka.server, "CONNECTIONS_MAX", 2)
+    host = Host()
+    context = host.context()
+    server = KafkaServer(services_of(host, context))
+
+    async def client() -> Transport:
+        stream, transport = FrameStream(server._serve), Transport()
+        streams.append(stream)
+        stream.connection_made(transport)  # type: ignore[arg-type]
+        await settle()
+        return transport
+
+    def connections() -> float:
+        return context.metrics.value("lakebed_log_kafka_connections")
+
+    asking, second, third = [await client() for _ in range(3)]
+    assert (2, [False, False, True]) == (connections(), [one.closed for one in (asking, second, third)])
+    for _ in range(2):
+        feed(streams[0], request(API_VERSIONS, 0))
+    await settle(50)
+    assert 2 == context.metrics.value("lakebed_log_kafka_requests_total", api="api_versions")
+    assert asking.written
+    streams[0].connection_lost(None)
+    await settle(50)
+    assert (True, 1) == (asking.closed, connections())
+    fourth = await client()
+    assert (False, 2) == (fourth.closed, connections())
+
+
+async def test_the_partitions_of_a_topic_are_asked_for_once_a_second() -> None:
+    """What another broker creates is seen after that; what this one creates or deletes at once."""
+    host = Host()
+    services, other = services_of(host, host.context()), host.broker()
+    catalog = services.catalog
+    none = await catalog.partitions("orders")
+    await host.append(other, b"x", tp=TopicPartition("orders", 2))
+    await host.clock.advance(TOPICS_FRESH_S)
+    remembered = await catalog.partitions("orders")
+    await host.clock.advance(0.01)
+    seen = await catalog.partitions("orders")
+    await catalog.create("orders", 3, 5)
+    created = await catalog.partitions("orders")
+    services.forget("orders", await services.broker.admin.delete("orders", reason="test"))
+
+    assert (0, 0, 3, 5, 0) == (none, remembered, seen, created, await catalog.partitions("orders"))
+
+
+async def test_partitions_are_created_from_the_highest_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that fails in the middle, the next client that asks for the topic gets all of them."""
+    host = Host()
+    catalog = (services := services_of(host, host.context())).catalog
+    ensure = services.broker.writer.ensure
+
+    async def failing(tp: TopicPartition) -> Any:
+        if tp.partition == 1:
+            raise Unavailable("meta is away")
+        return await ensure(tp)
+
+    monkeypatch.setattr(services.broker.writer, "ensure", failing)
+    with pytest.raises(Unavailable):
+        await catalog.create("orders", 0, 4)
+    monkeypatch.undo()
+
+    assert 4 == await catalog.partitions("orders")
+    assert [0, 1, 2, 3] == [tp.partition for tp in await services.broker.admin.partitions("orders")]
+
+
+def info_of(version: int) -> RequestInfo:
+    return RequestInfo(version, "c", "127.0.0.1", ANYBODY)
+
+
+def fetch_of(*partitions: int) -> SimpleNamespace:
+    parts = [SimpleNamespace(partition=n, fetch_offset=1, partition_max_bytes=1000) for n in partitions]
+    topic = SimpleNamespace(topic="orders", partitions=parts)
+    return SimpleNamespace(topics=[topic], max_wait=timedelta(0), min_bytes=0, max_bytes=1000, rack_id="")
+
+
+async def test_a_consumer_retries_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java's consumer ends with an IllegalStateException for every code of "try again" but a few."""
+    host = Host()
+    services = services_of(host, host.context())
+    await host.append(host.broker(), b"x", tp=TopicPartition("orders", 0))
+
+    async def away(*_: Any, **__: Any) -> Any:
+        raise Unavailable("meta is away")
+
+    monkeypatch.setattr(services.broker.meta, "get", away)
+    monkeypatch.setattr(services.broker.meta, "range", away)
+    data = DataRequests(services)
+    fetched = await data.fetch(fetch_of(0), info_of(12))
+    part = SimpleNamespace(partition_index=0, timestamp=-2)
+    wanted = SimpleNamespace(topics=[SimpleNamespace(name="orders", partitions=[part])])
+    listed = await data.list_offsets(wanted, info_of(5))
+
+    assert ErrorCode.kafka_storage_error == fetched["responses"][0]["partitions"][0]["error_code"]
+    assert ErrorCode.kafka_storage_error == listed["topics"][0]["partitions"][0]["error_code"]
+
+
+async def test_partitions_beyond_the_limit_of_a_request_are_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a code after which clients retry: a partition without an answer would wait for ever."""
+    monkeypatch.setattr(lakebed.log.kafka.data, "PARTITIONS_MAX", 2)
+    host = Host()
+    data = DataRequests(services_of(host, host.context()))
+    records = encode([KafkaRecord(b"v")])
+    parts = [SimpleNamespace(index=n, records=records) for n in range(3)]
+    topic = SimpleNamespace(name="orders", partition_data=parts)
+    answer = data.produce(SimpleNamespace(topic_data=[topic], transactional_id=None, acks=-1), info_of(9), {})
+    await host.clock.advance(1.0)
+    produced = (await answer)["responses"][0]["partition_responses"]
+    fetched = (await data.fetch(fetch_of(0, 1, 2), info_of(12)))["responses"][0]["partitions"]
+
+    assert [ErrorCode.none, ErrorCode.none, ErrorCode.not_enough_replicas] == [row["error_code"] for row in produced]
+    assert [ErrorCode.none, ErrorCode.none, ErrorCode.kafka_storage_error] == [row["error_code"] for row in fetched]
+
+
+@pytest.mark.parametrize("version", [1, 7, 8])
+async def test_a_group_retries_while_its_offsets_cannot_be_read_or_written(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """Clients give up with other codes, and take a partition without a row for one without a committed offset."""
+    host = Host()
+    services = services_of(host, host.context())
+    await host.append(host.broker(), b"x", tp=TopicPartition("orders", 0))
+
+    async def away(*_: Any, **__: Any) -> Any:
+        raise Unavailable("meta is away")
+
+    monkeypatch.setattr(services.broker.groups, "store", away)
+    monkeypatch.setattr(services.broker.groups, "committed", away)
+    requests = GroupRequests(services)
+    part = SimpleNamespace(partition_index=0, committed_offset=1, committed_metadata="")
+    topic = SimpleNamespace(name="orders", partitions=[part], partition_indexes=[0])
+    group = SimpleNamespace(group_id="g", topics=[topic], generation_id_or_member_epoch=-1, member_id="")
+    committed = await requests.offset_commit(group, info_of(7))
+    fetched = await requests.offset_fetch(
+        SimpleNamespace(groups=[group], group_id="g", topics=[topic]), info_of(version)
+    )
+    (found,) = fetched["groups"] if version >= 8 else [fetched]
+
+    again = ErrorCode.coordinator_not_available
+    assert again == committed["topics"][0]["partitions"][0]["error_code"]
+    assert (again, again) == (found["error_code"], found["topics"][0]["partitions"][0]["error_code"])
