@@ -68,7 +68,8 @@ async def test_a_policy_that_is_put_through_s3_is_taken_up_within_two_seconds(si
 
 
 async def test_a_file_of_the_log_that_is_gone_leads_to_a_recovery_scan(site: Site) -> None:
-    """Two files that hold nothing stand for two of the server's own, which other tests need."""
+    """Two files that hold nothing stand for two of the server's own, which other tests need. The first one stays: a
+    log without any file would begin anew for the tests that use this server next."""
     now_ns = site.clock.now_ns()
     files = [
         (f"{LOG_PARENT}/{LOG}/{at:%Y-%m-%d}", f"{at:%H-%M}.0badcafe")
@@ -93,7 +94,6 @@ async def test_a_file_of_the_log_that_is_gone_leads_to_a_recovery_scan(site: Sit
     assert "files of the event log are gone" in after.lost
     assert after.gaps[0].holds(now_ns - 59 * MINUTE_NS)
     assert () == (await site.worker.run_round()).scans
-    await site.filer.delete(*files[0])
 
 
 async def _look_again(site: Site) -> None:
