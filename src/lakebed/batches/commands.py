@@ -126,6 +126,8 @@ def recent(
     """Show the newest accepted batches, newest first."""
     from lakebed.batches.view import NEWEST_MAX, RecentBatches
 
+    if limit > NEWEST_MAX:
+        say(f"only the newest {NEWEST_MAX} are shown; `lakebed batches query` reads any time range")
     emit(in_loop(lambda: RecentBatches(where.context("recent")).newest(min(limit, NEWEST_MAX))), output)
 
 

@@ -319,9 +319,9 @@ class RunReader:
         hours = list(reversed(await self._store.children(self._folder)))[:HOURS_READ]
         for number, hour in enumerate(hours):
             keys = self._closed.get(hour) or [info.key async for info in self._store.list(f"{self._folder}{hour}/")]
-            keys = sorted(keys, reverse=True)[:limit]
-            found += await self._read(keys)
-            if number > 1 and all(key in self._known for key in keys):
+            keys = sorted(keys, reverse=True)
+            found += await self._read(keys[:limit])
+            if number > 1 and all(key in self._known for key in keys[:limit]):
                 self._closed[hour] = keys
             if len(found) >= limit:
                 hours = hours[: number + 1]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from lakebed.batches import paths
@@ -100,10 +101,13 @@ def test_agents_and_their_newest_batches_are_shown(filled: Shell) -> None:
 def test_however_many_recent_batches_are_asked_for_only_so_many_are_looked_at(
     filled: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket of years is not listed for a large --limit."""
+    """A bucket of years is not listed for a large --limit, and the reader is told."""
     monkeypatch.setattr("lakebed.batches.view.NEWEST_MAX", 2)
 
-    assert 2 == len(filled.data("batches", "recent", "--limit", "1000000"))
+    _, shown, told = filled("batches", "recent", "--limit", "1000000", "-o", "json")
+
+    assert 2 == len(msgspec.json.decode(shown))
+    assert "only the newest 2 are shown" in told
 
 
 def test_a_conflict_is_listed_shown_and_decided_once(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,22 @@ async def test_reading_again_costs_requests_for_new_runs_only() -> None:
     assert [run.began_ms for run in more] == sorted((run.began_ms for run in more), reverse=True)
 
 
+async def test_who_asks_for_few_runs_hides_none_from_who_asks_for_more() -> None:
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    log = RunLog(runtime, "log")
+    for count in (5, 1, 1):
+        for _ in range(count):
+            async with log.record("log compaction"):
+                await clock.advance(1.0)
+        await clock.advance(HOUR_S)
+    reader = RunReader(runtime, "log")
+
+    few, more = await reader.latest(3), await reader.latest(9)
+
+    assert (3, 7) == (len(few), len(more))
+
+
 async def test_old_records_are_deleted() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
