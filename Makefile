@@ -3,11 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 JOBS := $(shell nproc 2>/dev/null || echo 2)
+COUNT ?= 200
+SEED ?= 0
 WAITERS := $(shell expr 2 \* $(JOBS))  # for a lane that mostly waits
 unexport PYTHONDONTWRITEBYTECODE  # without compiled files every process of a lane compiles all of it again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance explore sim integration browser full full-sim full-spark full-browser interop computing waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
+.PHONY: help setup demo test lint unit conformance explore mutants sim integration browser full full-sim full-spark full-browser interop computing waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +73,9 @@ unit: setup ## memory store, manual clock, no sockets, no Spark
 
 explore: setup ## every property on examples never tried before, five times
 	for round in 1 2 3 4 5; do LAKEBED_TEST_EXPLORE=1 $(BIN)/pytest tests/unit -m hypothesis -n $(JOBS) || exit 1; done
+
+mutants: setup ## plant random bugs (COUNT, SEED, MODULES) and show which no unit or simulation test notices
+	PYTHONPATH=src:tests $(BIN)/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) --jobs $(JOBS) $(MODULES)
 
 conformance: setup ## one contract, run on every backend
 	$(BIN)/pytest tests/conformance -n $(WAITERS) --dist loadfile -m "not full"
