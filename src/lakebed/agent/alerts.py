@@ -69,6 +69,29 @@ class Alerts:
             self._metrics.gauge("lakebed_agent_alert_on").labels(kind).set(kind in self._on)
 
 
+class AlertSources:
+    """For several that raise the same alerts: one ends when none of them has it on.
+
+    A source that has not reported yet may be the one that raised it in an earlier run.
+    """
+
+    def __init__(self, alert: Callable[[str, str | None], None]) -> None:
+        self._alert = alert
+        self._on: list[dict[str, bool]] = []  # of each source: kinds that it has reported
+
+    def source(self) -> Callable[[str, str | None], None]:
+        """Takes a kind with a message, or with None when it is over for this source. Make all before one reports."""
+        mine: dict[str, bool] = {}
+        self._on.append(mine)
+
+        def alert(kind: str, message: str | None) -> None:
+            mine[kind] = message is not None
+            if message is not None or not any(each.get(kind, True) for each in self._on):
+                self._alert(kind, message)
+
+        return alert
+
+
 def read_alerts(folder: Path) -> list[AgentAlert]:
     """The alerts that are on, oldest first."""
     found = []

@@ -33,7 +33,7 @@ log = logger("agent")
 class FolderUploader:
     """One folder of one project. `uploaders` are the addresses of the service; another is used when one fails.
 
-    `alert` is called with a kind and a message, or None when the alert ends.
+    `alert` is called in each round with a kind and a message, or None where nothing is wrong.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class FolderUploader:
         self._project_id, self._keys, self._mode, self._keep = project_id, keys or {}, mode, keep
         self._clock, self._interval_s, self._alert = runtime.clock, interval_s, alert
         self._current = self._failures = 0
-        self._alerts = {REFUSED, STUCK}  # alerts that this folder has raised, in this run or an earlier one
         self._ticks = runtime.metrics.counter("lakebed_agent_ticks_total")
         self._waiting = runtime.metrics.gauge("lakebed_agent_waiting_ticks")
 
@@ -87,7 +86,7 @@ class FolderUploader:
                 break
             committed += await asyncio.to_thread(self._settle, waiting, result)
         self._failures = self._failures + 1 if stuck else 0
-        self._set_alert(STUCK, stuck)
+        self._alert(STUCK, stuck or None)
         self._show()
         return committed
 
@@ -178,13 +177,4 @@ class FolderUploader:
         for state in ("ready", "failed_manual"):
             self._waiting.labels(project=self._project_id, state=state).set(states.count(state))
         refused = states.count("failed_manual")
-        self._set_alert(REFUSED, f"{refused} ticks of {self._project_id} were refused" if refused else "")
-
-    def _set_alert(self, kind: str, message: str) -> None:
-        """Raises an alert, or ends the one that this folder has raised."""
-        if message:
-            self._alerts.add(kind)
-            self._alert(kind, message)
-        elif kind in self._alerts:
-            self._alerts.discard(kind)
-            self._alert(kind, None)
+        self._alert(REFUSED, f"{refused} ticks of {self._project_id} were refused" if refused else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,6 +93,7 @@ async def _run(settings: AgentSettings, ticks: TicksSettings) -> Metrics:
     import signal
     import socket
 
+    from lakebed.agent.alerts import AlertSources
     from lakebed.agent.run import Agent
     from lakebed.core import logs
     from lakebed.core.traces.start import tracing
@@ -109,8 +110,9 @@ async def _run(settings: AgentSettings, ticks: TicksSettings) -> Metrics:
         agent = Agent(runtime, settings)
         node = settings.agent_id or socket.gethostname()
         opened.enter_context(tracing("agent", node, metrics=runtime.metrics))
+        alerts = AlertSources(agent.alert)
         for each in settings.ticks:
-            uploading = folder_uploader(each, settings, ticks, agent, runtime, snapshot)
+            uploading = folder_uploader(each, settings, ticks, alerts.source(), runtime, snapshot)
             agent.add_worker(await opened.enter_async_context(uploading))
         if snapshot is not None:
             snapshot.listen(lambda config: _pointed(agent, config))
@@ -164,7 +166,7 @@ async def folder_uploader(
     each: TickFolder,
     settings: AgentSettings,
     ticks: TicksSettings,
-    agent: Agent,
+    alert: Callable[[str, str | None], None],
     runtime: Runtime,
     snapshot: ConfigSnapshot | None = None,
 ) -> AsyncIterator[Worker]:
@@ -203,7 +205,7 @@ async def folder_uploader(
             mode=each.mode,
             keep=each.keep,
             interval_s=each.interval_s,
-            alert=agent.alert,
+            alert=alert,
         )
 
         async def changed(config: AgentConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from lakebed.agent.alerts import Alerts, read_alerts
+from lakebed.agent.alerts import Alerts, AlertSources, read_alerts
 from lakebed.agent.batcher import BUFFER_BATCHES, STORE_RETRY_S, Batcher, BatchLimits, weigh
 from lakebed.agent.disk_queue import DiskQueue
 from lakebed.agent.failover import SendLimits, SendOrder
@@ -433,6 +433,23 @@ async def opened(agent: Agent) -> Any:
     transport: Any = ScriptedCollectors()
     agent._wire(transport)
     return agent
+
+
+def test_an_alert_of_several_folders_is_over_when_it_is_over_in_all_of_them() -> None:
+    """One that has not reported yet may be the one that raised it before the agent was restarted."""
+    alerts: dict[str, str | None] = {"ticks_stuck": "of the run before"}
+    sources = AlertSources(alerts.__setitem__)
+    one, other = sources.source(), sources.source()
+
+    one("ticks_stuck", None)
+    waits = dict(alerts)
+    other("ticks_stuck", "the service is away")
+    one("ticks_stuck", None)
+    raised = dict(alerts)
+    other("ticks_stuck", None)
+
+    assert ({"ticks_stuck": "of the run before"}, {"ticks_stuck": "the service is away"}) == (waits, raised)
+    assert {"ticks_stuck": None} == alerts
 
 
 async def test_the_health_of_an_agent_is_that_of_its_queue(tmp_path: Path, metrics: Metrics) -> None:

@@ -230,14 +230,9 @@ def test_a_running_stack_is_the_collector_when_none_is_named(
     assert "http://127.0.0.1:9" in reported
 
 
-class FakeAgent:
-    def alert(self, kind: str, message: str | None) -> None: ...
-
-
 async def open_courier(each: TickFolder, agent_settings: dict[str, Any], ticks: dict[str, Any]) -> str:
     settings, of_ticks = AgentSettings.of(agent_settings), TicksSettings.of(ticks)
-    fake: Any = FakeAgent()
-    opened = agent_commands.folder_uploader(each, settings, of_ticks, fake, runtime_of())
+    opened = agent_commands.folder_uploader(each, settings, of_ticks, lambda kind, message: None, runtime_of())
     async with opened as worker:
         return worker.name
 
