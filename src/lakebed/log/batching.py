@@ -3,9 +3,10 @@
 A blob leaves at once when no other is under way: nothing waits before an idle store. "At once" is when the event loop
 has nothing more for it, so that requests which have already arrived go with it, at most as long after the first of them
 as the last blob took; where requests come one at a time, nobody looks for others. While others are under way it waits
-for more chunks, until the last of them is committed, the delay since the last departure is over, or the blob is large
-enough: the more blobs are under way, the larger the next one must be to travel beside them. Where each request is
-billed, a blob that is not full always waits until the delay since the last departure is over.
+for more chunks, until the last of them is committed, the delay since the last departure is over, or the blob is a fair
+share: large enough to be worth a request, and no smaller than what is under way and buffered, divided by the blobs there
+would be. So all of them are alike in size, and the bucket works on one while the next is received. Where each request
+is billed, a blob that is not full always waits until the delay since the last departure is over.
 
 The writer's sequencers keep each partition in order. Everything buffered or in flight is counted; what would exceed the
 limit is refused at once with BackPressureRejected, and changes nothing.
@@ -32,7 +33,7 @@ NO_OUTCOME = OutcomeUnknown(
     "this broker stopped before it knew whether the records were appended", hint="read the partition to find out"
 )
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
-BESIDE_BYTES = 512 * 1024  # what leaves beside one blob; twice as much beside two, and so on
+BESIDE_BYTES = 192 * 1024  # what leaves beside other blobs has at least this: below it a request costs more than its bytes
 QUIET_TURNS = 2  # of the event loop without a new chunk: a request that is read in one turn is appended in the next
 GROUP_OVERHEAD_BYTES = 256  # a partition's entry in the blob's header, and the header of its batch
 
@@ -171,9 +172,10 @@ class BatchingProducer:
         return not self._flights
 
     def _may_leave(self) -> bool:
-        """Whether nothing is under way, or the blob is large enough to travel beside what is."""
+        """Whether nothing is under way, or the blob is a fair share of all that is held."""
         count = len(self._flights)
-        return count == 0 or (count < self._settings.flights_max and self._buffer.size >= BESIDE_BYTES << (count - 1))
+        share = max(BESIDE_BYTES, self._held / (count + 1))
+        return count == 0 or (count < self._settings.flights_max and self._buffer.size >= share)
 
     def _leave_when_quiet(self, buffer: _Buffer, until_s: float, seen_bytes: int = -1, quiet: int = 0) -> None:
         """With everything that has arrived: looks again in each turn of the loop until it has brought nothing more."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,11 @@ from lakebed.log import kafka_batch
 from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords
 from lakebed.log.kafka_compression import Buffer
 from lakebed.log.model import ENCODING, KAFKA_ENCODING
+
+try:  # the same checksum in a fourteenth of the time, where the gateway's packages are installed
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 assert sys.byteorder == "little", "the lengths column is read in place, and is little-endian"
 
@@ -189,7 +193,7 @@ def encode(parts: Sequence[Records], segments: Sequence[BatchSegment]) -> list[B
         buffers += [*[part.lengths for part in plain], *[part.payload for part in plain]]
     crc = 0
     for buffer in buffers:
-        crc = zlib.crc32(buffer, crc)
+        crc = crc32(buffer, crc)
     return [HEADER.pack(magic, sum([part.count for part in parts]), len(segments), crc), *buffers]
 
 
@@ -213,7 +217,7 @@ def decode(body: Buffer) -> RecordBatch:
     records_at = HEADER.size + segment_count * SEGMENT.size
     if not 1 <= segment_count <= count or records_at > len(body):
         raise Corrupt(f"a batch body claims {count} records in {segment_count} segments, but has {len(body)} bytes")
-    if zlib.crc32(view[HEADER.size :]) != crc:
+    if crc32(view[HEADER.size :]) != crc:
         raise Corrupt("a batch body does not match its checksum")
     segments = tuple(BatchSegment(*fields) for fields in SEGMENT.iter_unpack(view[HEADER.size : records_at]))
     if sum(segment.count for segment in segments) != count or any(segment.count == 0 for segment in segments):

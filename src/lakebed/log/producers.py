@@ -8,7 +8,6 @@ batch, and refused from then on. Any other id is a name: it is never forgotten, 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
@@ -16,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from lakebed.core.errors import Invalid, LakebedError
-from lakebed.log.codec import Records
+from lakebed.log.codec import Records, crc32
 from lakebed.log.kafka_batch import KafkaRecords
 from lakebed.log.model import (
     Control,
@@ -60,9 +59,9 @@ class RecordChunk(msgspec.Struct, frozen=True, gc=False):
         if self.stamp is not None and not self.crc:
             records = self.records
             if isinstance(records, KafkaRecords):
-                crc = zlib.crc32(b"".join([batch.crc.to_bytes(4, "big") for batch in records.batches()])) or 1
+                crc = crc32(b"".join([batch.crc.to_bytes(4, "big") for batch in records.batches()])) or 1
             else:
-                crc = zlib.crc32(records.payload, zlib.crc32(records.lengths))
+                crc = crc32(records.payload, crc32(records.lengths))
             msgspec.structs.force_setattr(self, "crc", crc)
 
 

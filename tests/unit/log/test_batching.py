@@ -214,18 +214,33 @@ async def test_behind_a_slow_blob_a_record_waits_no_longer_than_the_delay(host: 
     assert 2 == len(uploads.sizes)
 
 
-async def test_large_blobs_travel_side_by_side_and_each_further_one_must_be_larger(host: Host) -> None:
-    """512 KiB beside one, 1 MiB beside two; small ones wait."""
+async def test_blobs_that_are_a_fair_share_travel_side_by_side(host: Host) -> None:
+    """A half of what is held beside one, a third beside two; and large enough to be worth a request of their own."""
     uploads, broker = Uploads(host), local(host, batch_max_delay_ms=1000.0)
-    half = 512 * 1024
+    least = 192 * 1024
     await sent(broker)
-    await sent(broker, half // 2)
+    await sent(broker, least // 2)
     assert 1 == len(uploads.sizes)
-    await sent(broker, half // 2)
+    await sent(broker, least // 2)
     assert 2 == len(uploads.sizes)
-    await sent(broker, half)
+    await sent(broker, least)
+    assert 3 == len(uploads.sizes)
+    await sent(broker, least, count=4)
+
+    assert 4 == len(uploads.sizes) and uploads.sizes[3] > 4 * least
+    await sent(broker, least)
+    assert 4 == len(uploads.sizes), "a fifth of what is held is more than this"
+    await sent(broker, least)
+    assert 5 == len(uploads.sizes)
+
+
+async def test_no_more_blobs_are_under_way_than_their_limit(host: Host) -> None:
+    """However large the next one is; it leaves when one of them has landed."""
+    uploads, broker = Uploads(host), local(host, batch_max_delay_ms=1000.0, flights_max=2)
+    for _ in range(3):
+        await sent(broker, 400 * 1024)
     assert 2 == len(uploads.sizes)
-    await sent(broker, half)
+    await uploads.finish(0)
 
     assert 3 == len(uploads.sizes)
 
