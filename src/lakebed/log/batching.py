@@ -4,9 +4,9 @@ A blob leaves at once when no other is under way: nothing waits before an idle s
 has nothing more for it, so that requests which have already arrived go with it, at most as long after the first of them
 as the last blob took; where requests come one at a time, nobody looks for others. While others are under way it waits
 for more chunks, until the last of them is committed, the delay since the last departure is over, or the blob is a fair
-share: large enough to be worth a request, and no smaller than what is under way and buffered, divided by the blobs there
-would be. So all of them are alike in size, and the bucket works on one while the next is received. Where each request
-is billed, a blob that is not full always waits until the delay since the last departure is over.
+share: worth a request of its own, and as large as all that is under way and buffered, divided by the blobs that there
+would be. So blobs are alike in size, and the bucket works on one while the next is received. Where each request is
+billed, a blob that is not full always waits until the delay since the last departure is over.
 
 The writer's sequencers keep each partition in order. Everything buffered or in flight is counted; what would exceed the
 limit is refused at once with BackPressureRejected, and changes nothing.
@@ -33,7 +33,7 @@ NO_OUTCOME = OutcomeUnknown(
     "this broker stopped before it knew whether the records were appended", hint="read the partition to find out"
 )
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
-BESIDE_BYTES = 192 * 1024  # what leaves beside other blobs has at least this: below it a request costs more than its bytes
+BESIDE_BYTES = 192 * 1024  # the least that leaves beside other blobs: of less, the request costs more than the bytes
 QUIET_TURNS = 2  # of the event loop without a new chunk: a request that is read in one turn is appended in the next
 GROUP_OVERHEAD_BYTES = 256  # a partition's entry in the blob's header, and the header of its batch
 
