@@ -33,9 +33,9 @@ from lakebed.log.kafka_compression import Buffer
 from lakebed.log.model import ENCODING, KAFKA_ENCODING
 
 try:  # the same checksum in a fourteenth of the time, where the gateway's packages are installed
-    from isal.isal_zlib import crc32
+    from isal.isal_zlib import crc32 as crc32
 except ImportError:
-    from zlib import crc32
+    from zlib import crc32 as crc32
 
 assert sys.byteorder == "little", "the lengths column is read in place, and is little-endian"
 
