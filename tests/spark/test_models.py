@@ -287,14 +287,16 @@ def test_other_code_a_backfill_and_a_request_make_rows_again(shop: Project, tmp_
 
 
 def test_a_model_that_fails_stops_only_what_reads_it(shop: Project) -> None:
-    """Its error names it; the others are made, and its table is as it was."""
+    """Directly or through others. Its error names it; the others are made, and its table is as it was."""
     bad = sql_model("bad", "select nothing from silver.orders")
     below, beside = sql_model("below", "select * from gold.bad"), sql_model("beside", "select id from silver.orders")
+    far_below = sql_model("far_below", "select * from gold.below")
     shop.upsert((1, 7, 1.0, "a"))
 
-    reports, error = shop.runner(bad, below, beside).run("acme", "shop")
+    reports, error = shop.runner(bad, below, far_below, beside).run("acme", "shop")
 
-    assert {"bad": "failed", "below": "skipped", "beside": "made"} == {each.table: each.state for each in reports}
+    states = {each.table: each.state for each in reports}
+    assert {"bad": "failed", "below": "skipped", "far_below": "skipped", "beside": "made"} == states
     assert isinstance(error, BadModel)
     assert "bad.sql" in error.message
     assert -1 == shop.runner().table("acme", "shop", "gold.bad").snapshot().version

@@ -175,6 +175,14 @@ def test_boots_are_summed_up(folder: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_boot_whose_batches_are_all_gone_is_no_row(folder: Path) -> None:
+    """Its folder may stand a moment longer, or a running agent may remove it while it is listed."""
+    for path in (folder / "boots").rglob("*.lmbatch"):
+        path.unlink()
+
+    assert [] == keeper_of(folder).boots()
+
+
 def test_files_that_are_no_batches_are_not_shown(folder: Path) -> None:
     """Unfinished ones, strangers, parked batches without a reason, folders that are no boots."""
     (boot,) = (folder / "boots").iterdir()

@@ -162,6 +162,24 @@ async def test_an_operator_lists_shows_and_resolves_a_conflict(store: MemoryStor
     assert still_open == []
 
 
+async def test_conflicts_are_listed_page_by_page(store: MemoryStore) -> None:
+    """`limit` of them at a time, each page behind the last conflict of the one before."""
+    async with collector(store) as (client, _):
+        for first in (0, 10, 20):
+            await client.post("/v1/batches", content=frame_of(first, first + 9))
+            await client.post("/v1/batches", content=frame_of(first, first + 9, value=2.0))
+        whole = (await client.get("/v1/batches/conflicts")).json()
+        found: list[str] = []
+        for _ in range(4):
+            after = f"&after={found[-1]}" if found else ""
+            page = (await client.get(f"/v1/batches/conflicts?limit=2{after}")).json()
+            assert len(page) <= 2
+            found += [row["conflict_id"] for row in page]
+
+    assert 3 == len(found)
+    assert [row["conflict_id"] for row in whole] == found
+
+
 async def test_a_quarantined_boot_is_accepted_no_more(store: MemoryStore) -> None:
     """After an operator quarantines a boot, its batches get 409 on every collector; other boots continue."""
     async with collector(store) as (client, part):
