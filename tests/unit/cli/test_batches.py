@@ -154,6 +154,32 @@ def test_garbage_is_collected_by_hand_for_a_reason_alone(filled: Shell) -> None:
     assert ("batches.gc", {"source": "by-time"}, "space", "done") == (what, subject, reason, outcome)
 
 
+def test_old_batches_are_removed_by_hand_for_a_reason_alone(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run needs none, counts what would go and changes nothing. The first pass only records what will go."""
+    monkeypatch.setenv("LAKEBED_BATCHES_RETENTION_DAYS", "2")
+    filled("batches", "reconcile")
+    young = filled.data("batches", "retain", "--dry-run")
+    filled.clock.ahead_s += 3 * 86_400
+    before = filled.keys()
+    blank, _, why = filled("batches", "retain", "--reason", " ")
+    dry = filled.data("batches", "retain", "--dry-run")
+    kept, none = filled.keys(), [deed for deed in filled.deeds() if deed[0] == "batches.retain"]
+    first = filled.data("batches", "retain", "--reason", "space")
+    filled.clock.ahead_s += 2 * 3600
+    again = filled.data("batches", "retain", "--dry-run")
+    second = filled.data("batches", "retain", "--reason", "space")
+    deeds = [deed for deed in filled.deeds() if deed[0] == "batches.retain"]
+
+    assert exits.code_for(Invalid("")) == blank and "a reason is required" in why
+    assert (0, True, 3, True) == (young["removed_batches"], dry["dry_run"], dry["removed_batches"], again["dry_run"])
+    assert (before, []) == (kept, none)
+    assert (0, 3, 3) == (first["removed_batches"], again["removed_batches"], second["removed_batches"])
+    assert 0 == len(filled.keys(paths.ACCEPTED))
+    assert [("space", f"{n} batches, {size} bytes removed") for n, size in ((3, second["removed_bytes"]), (0, 0))] == [
+        (reason, detail) for _, _, reason, _, detail in deeds
+    ]
+
+
 @pytest.mark.parametrize(("flag", "kind"), [((), "new"), (("--cold",), "cold")])
 def test_a_repair_says_what_it_checked(filled: Shell, flag: tuple[str, ...], kind: str) -> None:
     """Of new batches or cold, as the trail reports."""

@@ -31,6 +31,7 @@ def test_a_correct_history_has_no_anomaly() -> None:
     ("kind", "wrong"),
     [
         ("lost write", [*GOOD, Send("c3", "p", "f", "ok", 3)]),
+        ("lost write", [*GOOD, Send("c3", "p", "f", "ok", 4)]),
         ("inconsistent offsets", [*GOOD, Poll("x", "p", [(2, "z")])]),
         ("duplicate", [*GOOD, Poll("x", "p", [(9, "a")])]),
         ("aborted read", [*GOOD, Poll("x", "p", [(5, "d")])]),
