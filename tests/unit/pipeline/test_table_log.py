@@ -195,6 +195,15 @@ def test_an_application_that_writes_once_is_known_by_the_version_it_made() -> No
     assert change_of(7, actions) == VersionChange(7, "MERGE", False, ("once:tick-1",), 4, 2)
 
 
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_batch_of_an_application_is_known_by_its_number_whatever_version_it_makes(number: int) -> None:
+    """Spark's streams begin with batch 0: under another number the batches behind it would be taken for written."""
+    commit = Commit("WRITE", (TWO,), batch=WriteBatch("stream", number))
+    actions = decode(encode(commit, attempt_id="a", now_ms=1, version=7), "k")
+
+    assert {"stream": number} == apply(Snapshot(6, SCHEMA, (), (ONE,)), 7, actions, "k").applied
+
+
 def test_applications_that_wrote_once_are_forgotten_and_others_are_not() -> None:
     """What is remembered of them is bounded, however many ticks there are."""
     at = 256 * 50

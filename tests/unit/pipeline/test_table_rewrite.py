@@ -481,6 +481,7 @@ def test_what_is_no_condition_is_refused_with_an_example(text: str) -> None:
         ("decimal(12,2)", "12345678901"),
         ("decimal(12,2)", "'NaN'"),
         ("timestamp", "'soon'"),
+        ("timestamp", "'0001-01-01T00:00:00+05:00'"),
         ("boolean", "3"),
         ("date", "5"),
     ],
