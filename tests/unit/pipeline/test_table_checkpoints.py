@@ -174,6 +174,32 @@ async def test_a_reader_lists_and_reads_the_log_from_its_newest_checkpoint_on(ma
     assert [log_key(ROOT, version) for version in range(99, 104)] == entries
 
 
+async def test_a_file_is_the_same_behind_a_checkpoint_as_in_the_log(manual_clock: ManualClock) -> None:
+    """Partition, bounds of its columns, nulls, and that an upsert wrote it with rows of the table as they were."""
+    store = MemoryStore(clock=manual_clock)
+    spec = TableSpec("t", schema_json((("id", "long"), ("name", "string"))), keys=("id",), partition_by=("name",))
+    ranges: dict[str, Any] = {"low": {"id": 1}, "high": {"id": 9}, "nulls": {"id": 0}}
+    stats = '{"numRecords":3,"minValues":{"id":1},"maxValues":{"id":9},"nullCount":{"id":0,"name":0}}'
+    commits = [
+        Commit("CREATE", spec=spec, table_id="x"),
+        Commit("WRITE", (DataFile("name=a/1.parquet", 10, 3, {"name": "a"}, **ranges),)),
+        Commit("WRITE", (DataFile("name=a/2.parquet", 11, 3, {"name": "a"}, **ranges, stats=stats),)),
+        Commit("MERGE", (DataFile("name=b/3.parquet", 12, 4, {"name": "b"}, **ranges, copied=True),)),
+        Commit("MERGE", (DataFile("name=x/4.parquet", 13, 5, {"name": None}),)),
+    ]
+    for version, commit in enumerate(commits):
+        await store.create(log_key(ROOT, version), encode(commit, attempt_id=f"a{version}", now_ms=1, version=version))
+    from_log = await history.snapshot(store, ROOT)
+    await checkpoint.write(store, ROOT, 4, [f"{version:020d}.json" for version in range(5)])
+    for version in range(4):
+        await store.delete(log_key(ROOT, version))
+
+    behind = await history.snapshot(store, ROOT)
+
+    assert [False, False, True, False] == [file.copied for file in from_log.files]
+    assert comparable(from_log) == comparable(behind)
+
+
 class CleanedUp(MemoryStore):
     """While the log is read, another writer cleans it up behind a checkpoint of its own; or an entry is not listed."""
 
