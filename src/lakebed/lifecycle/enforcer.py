@@ -356,8 +356,7 @@ class Enforcer:
             await self._state.blockers.change(changed(lambda known: blockers.without_passed(known, cursors)))
         self._gauges.blockers(held)
         self._gauges.isolated(held)
-        for bucket, state in self._compiler.states.items():
-            self._gauges.actions(bucket, state)
+        self._gauges.actions_of(self._compiler.states)
 
     async def _note(self) -> None:
         """Records that a round was completed. A failure is logged and delays nothing."""
