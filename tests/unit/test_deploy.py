@@ -19,6 +19,7 @@ from lakebed.gateway import health
 from lakebed.gateway.listen import STOP_SIGNALS
 from lakebed.gateway.metrics import RIGHT
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.meta.settings import MetaSettings
 from lakebed.wiring.parts import sections
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,10 @@ def containers() -> list[Any]:
         for spec in (one["spec"]["template"]["spec"] for one in manifests("Deployment"))
         for container in spec["containers"]
     ]
+
+
+def compose_services() -> Any:
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 
 
 def settings_in(text: str) -> set[str]:
@@ -109,6 +114,52 @@ def test_nothing_is_killed_before_it_has_drained() -> None:
     for unit in UNITS:
         service = read_unit(unit)["Service"]
         assert "SIGTERM" == service["KillSignal"] and own_s < float(service["TimeoutStopSec"])
+
+
+def test_workers_are_not_killed_before_they_have_drained_either() -> None:
+    """Their own requests are few, and their limit is the same."""
+    own_s = GatewaySettings().drain_s + COMPONENTS_S
+    (workers,) = [spec for spec, container in containers() if container["args"] == ["work"]]
+
+    assert own_s < workers["terminationGracePeriodSeconds"]
+
+
+def test_the_times_that_are_said_are_those_of_the_settings_and_the_files() -> None:
+    """In the comments of the files and on the page about them: an operator sets other times by these."""
+    page = (ROOT / "docs/operations/deploy.md").read_text()
+    said = [file.read_text() for file in DEPLOY.rglob("*") if file.is_file()] + [page]
+    drains = [float(number) for text in said for number in re.findall(r"gateway\.drain_s`? \(?(?:at )?(\d+) s", text)]
+    (killed_s,) = re.findall(r"Compose and systemd .* kill after (\d+) s", page)
+    graces = [service["stop_grace_period"] for service in compose_services().values()]
+    graces += [f"{read_unit(unit)['Service']['TimeoutStopSec']}s" for unit in UNITS]
+
+    assert len(drains) > 3 and {GatewaySettings().drain_s} == set(drains)
+    assert {f"{killed_s}s"} == set(graces)
+
+
+def test_gateways_and_workers_coordinate_in_one_place_that_all_of_them_reach() -> None:
+    """The default is a file of one host: workers that used their own would see no topic of the gateways."""
+    wanted, backend = env_name("meta.backend"), "bucket"
+    example = dict(re.findall(r"^(LAKEBED_\w+)=(.*)$", (DEPLOY / "lakebed.env.example").read_text(), re.MULTILINE))
+    variables = [{entry["name"]: entry["value"] for entry in container["env"]} for _, container in containers()]
+
+    assert MetaSettings().backend != backend == example[wanted]
+    assert [backend] * 2 == [each.get(wanted) for each in variables]
+    assert {"lakebed.env"} == {service["env_file"] for service in compose_services().values()}
+
+
+def test_gateways_and_workers_know_the_same_keys() -> None:
+    """From the same secret, where their setting says that it is: without keys the port would let everybody in."""
+    name = env_name("gateway.keys_file")
+    for spec, container in containers():
+        (file,) = [entry["value"] for entry in container["env"] if entry["name"] == name]
+        (mount,) = container["volumeMounts"]
+        (volume,) = spec["volumes"]
+        assert (mount["mountPath"], mount["name"]) == (str(Path(file).parent), volume["name"])
+        assert {"secretName": "lakebed-keys"} == volume["secret"] and mount["readOnly"]
+        assert [{"secretRef": {"name": "lakebed"}}] == container["envFrom"]
+    for service in compose_services().values():
+        assert [f"./{Path(file).name}:{file}:ro"] == service["volumes"]
 
 
 def test_the_gateway_scales_on_cpu_and_on_requests_in_flight() -> None:
