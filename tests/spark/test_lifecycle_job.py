@@ -26,7 +26,7 @@ from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.lifecycle.drainer import ApplyReport
 from lakebed.lifecycle.ledger import SPEC, LedgerMover
 from lakebed.lifecycle.model import Rule
-from lakebed.lifecycle.policy import render_xml
+from lakebed.lifecycle.policy import render_xml, rules_of
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.spark_job import apply, candidate_count, scan
 from lakebed.lifecycle.workers import open_services, state_of
@@ -85,8 +85,8 @@ def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guard
     s3 = admin.client(weed.store_settings())
     policy = render_xml(RULES)
 
-    now = scan(context, name, policy)
-    ahead = scan(context, name, policy, days_ahead=30.0, keep=True)
+    now = scan(context, name, rules_of(policy))
+    ahead = scan(context, name, rules_of(policy), days_ahead=30.0, keep=True)
 
     assert 0 == now.count
     assert ("list", 5, 4, 20, 1) == (ahead.source, ahead.scanned, ahead.count, ahead.bytes, ahead.undecided)
@@ -140,8 +140,8 @@ def test_versions_and_a_report_are_judged_alike(
     }  # fmt: skip
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
 
-    listed = scan(context, bucket, policy, days_ahead=30.0)
-    reported = scan(context, bucket, policy, inventory=str(tmp_path / "manifest.json"))
+    listed = scan(context, bucket, rules_of(policy), days_ahead=30.0)
+    reported = scan(context, bucket, rules_of(policy), inventory=str(tmp_path / "manifest.json"))
 
     assert ("versions", 3, 2, 3) == (listed.source, listed.scanned, listed.count, listed.bytes)
     assert ("inventory", 1, 7, "1") == (

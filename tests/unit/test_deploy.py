@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from lakebed.cli.main import app
-from lakebed.core.metrics import TABLE
+from lakebed.core.metrics import TABLE, Metrics
 from lakebed.core.settings import env_name
 from lakebed.filer.transport import grpc_address
-from lakebed.gateway import health
+from lakebed.gateway import health, metrics
 from lakebed.gateway.listen import STOP_SIGNALS
 from lakebed.gateway.metrics import RIGHT
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.meta.settings import MetaSettings
 from lakebed.wiring.parts import sections
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,10 @@ def containers() -> list[Any]:
         for spec in (one["spec"]["template"]["spec"] for one in manifests("Deployment"))
         for container in spec["containers"]
     ]
+
+
+def compose_services(file: Path = DEPLOY / "compose.yaml") -> Any:
+    return yaml.safe_load(file.read_text())["services"]
 
 
 def settings_in(text: str) -> set[str]:
@@ -109,6 +114,52 @@ def test_nothing_is_killed_before_it_has_drained() -> None:
     for unit in UNITS:
         service = read_unit(unit)["Service"]
         assert "SIGTERM" == service["KillSignal"] and own_s < float(service["TimeoutStopSec"])
+
+
+def test_workers_are_not_killed_before_they_have_drained_either() -> None:
+    """Their own requests are few, and their limit is the same."""
+    own_s = GatewaySettings().drain_s + COMPONENTS_S
+    (workers,) = [spec for spec, container in containers() if container["args"] == ["work"]]
+
+    assert own_s < workers["terminationGracePeriodSeconds"]
+
+
+def test_the_times_that_are_said_are_those_of_the_settings_and_the_files() -> None:
+    """In the comments of the files and on the page about them: an operator sets other times by these."""
+    page = (ROOT / "docs/operations/deploy.md").read_text()
+    said = [file.read_text() for file in DEPLOY.rglob("*") if file.is_file()] + [page]
+    drains = [float(number) for text in said for number in re.findall(r"gateway\.drain_s`? \(?(?:at )?(\d+) s", text)]
+    (killed_s,) = re.findall(r"Compose and systemd .* kill after (\d+) s", page)
+    graces = [service["stop_grace_period"] for service in compose_services().values()]
+    graces += [f"{read_unit(unit)['Service']['TimeoutStopSec']}s" for unit in UNITS]
+
+    assert len(drains) > 3 and {GatewaySettings().drain_s} == set(drains)
+    assert {f"{killed_s}s"} == set(graces)
+
+
+def test_gateways_and_workers_coordinate_in_one_place_that_all_of_them_reach() -> None:
+    """The default is a file of one host: workers that used their own would see no topic of the gateways."""
+    wanted, backend = env_name("meta.backend"), "bucket"
+    example = dict(re.findall(r"^(LAKEBED_\w+)=(.*)$", (DEPLOY / "lakebed.env.example").read_text(), re.MULTILINE))
+    variables = [{entry["name"]: entry["value"] for entry in container["env"]} for _, container in containers()]
+
+    assert MetaSettings().backend != backend == example[wanted]
+    assert [backend] * 2 == [each.get(wanted) for each in variables]
+    assert {"lakebed.env"} == {service["env_file"] for service in compose_services().values()}
+
+
+def test_gateways_and_workers_know_the_same_keys() -> None:
+    """From the same secret, where their setting says that it is: without keys the port would let everybody in."""
+    name = env_name("gateway.keys_file")
+    for spec, container in containers():
+        (file,) = [entry["value"] for entry in container["env"] if entry["name"] == name]
+        (mount,) = container["volumeMounts"]
+        (volume,) = spec["volumes"]
+        assert (mount["mountPath"], mount["name"]) == (str(Path(file).parent), volume["name"])
+        assert {"secretName": "lakebed-keys"} == volume["secret"] and mount["readOnly"]
+        assert [{"secretRef": {"name": "lakebed"}}] == container["envFrom"]
+    for service in compose_services().values():
+        assert [f"./{Path(file).name}:{file}:ro"] == service["volumes"]
 
 
 def test_the_gateway_scales_on_cpu_and_on_requests_in_flight() -> None:
@@ -194,3 +245,140 @@ def test_the_files_that_are_named_exist() -> None:
 
     for named in (*prometheus["rule_files"], *mounted):
         assert (DEPLOY / "monitoring" / named).exists(), named
+
+
+def test_metrics_are_scraped_where_each_pod_serves_them() -> None:
+    """By the annotations of the pods, and by Prometheus beside a stack, at a route that the gateway has."""
+    routes = {route.path for route in metrics.routes(Metrics())}  # type: ignore[attr-defined]
+    (job,) = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())["scrape_configs"]
+    assert job["metrics_path"] in routes
+    for deployment in manifests("Deployment"):
+        pod = deployment["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        asked = {name.partition("/")[2]: value for name, value in pod["metadata"]["annotations"].items()}
+        assert {"scrape": "true", "port": str(PORTS[container["args"][0]]), "path": "/metrics"} == asked
+        assert asked["path"] in routes
+
+
+def test_the_service_sends_requests_to_gateways_alone() -> None:
+    """At the port's name: workers have no routes for clients."""
+    (service,) = manifests("Service")
+    (port,) = service["spec"]["ports"]
+    named = {
+        one["metadata"]["name"]: [each["name"] for each in one["spec"]["template"]["spec"]["containers"][0]["ports"]]
+        for one in manifests("Deployment")
+        if service["spec"]["selector"].items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    }
+
+    assert {"lakebed-gateway": [port["targetPort"]]} == named
+
+
+def test_pods_run_as_the_users_of_the_image_and_may_do_no_more() -> None:
+    """No root, no capabilities; what a pod asks for is within what it may use."""
+    user = int(dockerfile()["USER"][0])
+    assert any(f"--uid {user} " in step for step in dockerfile()["RUN"])
+    for spec, container in containers():
+        pod, own = spec["securityContext"], container["securityContext"]
+        assert (True, user, "RuntimeDefault") == (pod["runAsNonRoot"], pod["runAsUser"], pod["seccompProfile"]["type"])
+        assert (False, ["ALL"]) == (own["allowPrivilegeEscalation"], own["capabilities"]["drop"])
+        asked, most = (container["resources"][each]["memory"] for each in ("requests", "limits"))
+        assert int(asked.removesuffix("Gi")) <= int(most.removesuffix("Gi"))
+
+
+def test_compose_publishes_each_gateway_on_a_port_of_its_own_and_on_loopback_alone() -> None:
+    """The one behind it is the image's; workers are not published. All are of one image and come back by themselves."""
+    services = compose_services()
+    gateways = {name: one for name, one in services.items() if one["command"] == ["serve"]}
+    published = [port.split(":") for one in gateways.values() for port in one["ports"]]
+
+    assert len(gateways) == len({port for _, port, _ in published}) > 1
+    assert {("127.0.0.1", str(PORTS["serve"]))} == {(host, inner) for host, _, inner in published}
+    assert {"workers"} == set(services) - set(gateways) and "ports" not in services["workers"]
+    assert {("lakebed", "unless-stopped")} == {(one["image"], one["restart"]) for one in services.values()}
+    for service in services.values():
+        assert service["stop_signal"] and set(service["healthcheck"]) == {
+            "test", "interval", "timeout", "retries", "start_period"
+        }  # fmt: skip
+
+
+SERVED = [file for file in UNITS if "agent" not in file.name]
+
+
+@pytest.mark.parametrize("file", SERVED, ids=lambda file: file.name)
+def test_a_unit_serves_at_its_port_with_the_settings_of_its_file(file: Path) -> None:
+    """The gateway and the workers of one machine do not meet at a port, and Prometheus finds both."""
+    service = read_unit(file)["Service"]
+    command, *options = service["ExecStart"].split()[1:]
+
+    assert ["--port", str(PORTS[command])] == options
+    assert "/etc/lakebed/lakebed.env" == service["EnvironmentFile"]
+    example = (DEPLOY / "lakebed.env.example").read_text()
+    assert f"{env_name('gateway.keys_file')}=/etc/lakebed/keys.toml\n" in example
+
+
+def test_the_units_are_one_gateway_one_worker_and_one_agent() -> None:
+    """Each runs its own command."""
+    commands = [read_unit(file)["Service"]["ExecStart"].split()[1:3] for file in UNITS]
+
+    assert [["agent", "run"], ["serve", "--port"], ["work", "--port"]] == commands
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
+def test_a_unit_writes_only_to_its_own_folder_and_comes_back(file: Path) -> None:
+    """The rest of the machine is read-only to it, so what it writes must be there: the agent its queue."""
+    unit = read_unit(file)
+    service = unit["Service"]
+    folder = f"/var/lib/{service['StateDirectory']}"
+    written = [service["WorkingDirectory"]] if "WorkingDirectory" in service else []
+    if "Environment" in service:
+        name, _, value = service["Environment"].partition("=")
+        written += [value] if name == env_name("agent.queue_dir") else []
+
+    assert [folder] == written
+    assert "strict" == service["ProtectSystem"] and service["ProtectHome"] in ("yes", "read-only")
+    assert ("yes", "lakebed") == (service["NoNewPrivileges"], service["User"])
+    assert service["Restart"] in ("always", "on-failure") and float(service["RestartSec"]) >= 1
+    assert service["EnvironmentFile"].startswith("/etc/lakebed/")
+    assert "multi-user.target" == unit["Install"]["WantedBy"]
+    assert "network-online.target" == unit["Unit"]["After"] == unit["Unit"]["Wants"]
+
+
+def test_the_numbers_that_the_page_gives_reasons_for_are_those_of_the_manifests() -> None:
+    """An operator who changes one reads there why it is what it is."""
+    page = (ROOT / "docs/operations/deploy.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", page, re.MULTILINE))
+    spec, gateway = next(pair for pair in containers() if pair[1]["args"] == ["serve"])
+    (scaler,) = manifests("HorizontalPodAutoscaler")
+    metrics = {each["type"]: each for each in scaler["spec"]["metrics"]}
+    up, down = (scaler["spec"]["behavior"][way] for way in ("scaleUp", "scaleDown"))
+    startup, ready = gateway["startupProbe"], gateway["readinessProbe"]
+    (grown,), (shrunk,) = up["policies"], down["policies"]
+
+    assert f"`/healthz`, up to {startup['periodSeconds'] * startup['failureThreshold']} s" == rows["startup"]
+    assert f"`/healthz` every {ready['periodSeconds']} s" == rows["readiness"]
+    assert f"{gateway['lifecycle']['preStop']['exec']['command'][1]} s" == rows["the load balancer forgets the pod"]
+    assert f"{spec['terminationGracePeriodSeconds']} s" == rows["the process is killed"]
+    assert f"{COMPONENTS_S} s" == rows["components stop: derived writes, leases of ticks"]
+    assert rows["CPU"].startswith(f"{metrics['Resource']['resource']['target']['averageUtilization']} %")
+    assert rows["in flight"].startswith(f"{metrics['Pods']['pods']['target']['averageValue']} ")
+    assert ("Percent", 100, f"doubles every {grown['periodSeconds']} s") == (grown["type"], grown["value"], rows["up"])
+    after_s = down["stabilizationWindowSeconds"]
+    assert ("Pods", 1) == (shrunk["type"], shrunk["value"])
+    assert f"one every {shrunk['periodSeconds']} s, after {after_s} s" == rows["down"]
+    assert f"{scaler['spec']['minReplicas']}, {scaler['spec']['maxReplicas']}" == rows["least, most"]
+
+
+def test_grafana_finds_the_dashboards_and_their_data() -> None:
+    """The folder that is provided is the one that is mounted, and the data comes from the Prometheus beside it."""
+    grafana = compose_services(DEPLOY / "monitoring/compose.yaml")["grafana"]
+    prometheus = compose_services(DEPLOY / "monitoring/compose.yaml")["prometheus"]
+    mounted = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    (provider,) = yaml.safe_load((DEPLOY / "monitoring/grafana/dashboards/lakebed.yaml").read_text())["providers"]
+    (source,) = yaml.safe_load((DEPLOY / "monitoring/grafana/datasources/prometheus.yaml").read_text())["datasources"]
+    address = next(word for word in prometheus["command"] if "listen-address" in word).partition("=")[2]
+
+    assert provider["options"]["path"] == mounted["../../docs/dashboards"]
+    assert {"datasources", "dashboards"} == {folder.name for folder in (DEPLOY / "monitoring/grafana").iterdir()}
+    assert "/etc/grafana/provisioning" == mounted["./grafana"]
+    assert ("prometheus", f"http://{address}", True) == (source["type"], source["url"], source["isDefault"])
+    assert f"--config.file={prometheus['working_dir']}/prometheus.yml" in prometheus["command"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from lakebed.lifecycle import blockers
-from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
+from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.model import ActionKind, Mode, StreamKind, StreamResolution
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.settings import LifecycleSettings
@@ -18,9 +18,11 @@ class Drainer:
     def __init__(self, resolver: Resolver, state: LifecycleState, settings: LifecycleSettings) -> None:
         self._resolver, self._state, self._settings = resolver, state, settings
         self._size = state.metrics.gauge("lakebed_lifecycle_pending_size")
+        self._shown: set[ActionRef] = set()
 
     async def waiting(self, snapshot: PolicySnapshot) -> list[CompiledAction]:
         """The actions that may have exceptions: those of the index, or all when it is of an older version."""
+        self._show_only(snapshot)
         index = (await self._state.pending.read()).value
         every = [
             action
@@ -44,6 +46,7 @@ class Drainer:
         name = str(action.ref.key)
         log = await self._resolver.pending.load(action.ref)
         self._size.labels(bucket=action.ref.bucket, action=name).set(len(log.items))
+        self._shown.add(action.ref)
         if not log.items:
             return None
         held = (await self._state.blockers.read()).value
@@ -60,6 +63,12 @@ class Drainer:
             await self._resolver.pending.remove(action.ref, done)
             if len(done) < len(items):
                 break
+
+    def _show_only(self, snapshot: PolicySnapshot) -> None:
+        """An action that is gone has no exceptions, and no sample."""
+        for ref in self._shown - snapshot.actions.keys():
+            self._size.remove(ref.bucket, str(ref.key))
+            self._shown.discard(ref)
 
     def _work(self, action: CompiledAction, item: PendingItem) -> WorkItem:
         """The object is read again: an item whose object changed is resolved by its present state."""

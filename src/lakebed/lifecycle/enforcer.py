@@ -17,7 +17,7 @@ from lakebed.core.errors import Corrupt, Fenced, Invalid, LakebedError, Unavaila
 from lakebed.core.logs import logger
 from lakebed.core.runs import RunLog
 from lakebed.core.traces import traced
-from lakebed.lifecycle import blockers, paths
+from lakebed.lifecycle import blockers, ledger, paths
 from lakebed.lifecycle.compiler import PolicyCompiler, require_scan, together
 from lakebed.lifecycle.counters import CountRecorder
 from lakebed.lifecycle.drainer import Drainer
@@ -356,8 +356,7 @@ class Enforcer:
             await self._state.blockers.change(changed(lambda known: blockers.without_passed(known, cursors)))
         self._gauges.blockers(held)
         self._gauges.isolated(held)
-        for bucket, state in self._compiler.states.items():
-            self._gauges.actions(bucket, state)
+        self._gauges.actions_of(self._compiler.states)
 
     async def _note(self) -> None:
         """Records that a round was completed. A failure is logged and delays nothing."""
@@ -377,7 +376,7 @@ class Enforcer:
         self._noted_ns = now_ns
 
     async def _fold(self) -> None:
-        """Moves the ledger into its table every `fold_s`. A failed move is logged and retried, and hides no row."""
+        """Moves the ledger into its table every `fold_s`, or at once behind a full move. A failed one is retried."""
         now_ns = self._state.clock.now_ns()
         if not self._settings.fold_s or now_ns - self._folded_ns < ns(self._settings.fold_s):
             return
@@ -385,7 +384,8 @@ class Enforcer:
         async with AsyncExitStack() as stack:
             try:
                 await self._hold(paths.FOLD_LEASE, stack)
-                await self._mover.run()
+                if await self._mover.run() == ledger.SEGMENTS_MAX:
+                    self._folded_ns = 0  # more wait
             except (HeldByAnother, Fenced):
                 return
             except LakebedError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lakebed.core.metrics import Metrics
@@ -26,6 +26,7 @@ class Gauges:
         self._shown: dict[str, set[str]] = {}
         self._aside: set[str] = set()
         self._faulty: set[str] = {""}
+        self._lagging: set[str] = set()
 
     # Deletes.
 
@@ -60,8 +61,19 @@ class Gauges:
         behind_s = max(0, behind_ns) / 1e9
         self._metrics.gauge("lakebed_lifecycle_watermark_lag_seconds").labels(stream=name).set(behind_s)
         self._metrics.gauge("lakebed_lifecycle_lag_warning").labels(stream=name).set(high)
+        self._lagging.add(name)
         if delay_ns is None:
             self._metrics.gauge("lakebed_lifecycle_predicate_lag_seconds").set(behind_s)
+
+    def lags_only(self, delays_ns: Iterable[int | None]) -> None:
+        """Streams that no rule needs any more have no lag."""
+        gone = self._lagging - set(map(stream_name, delays_ns))
+        for name in gone:
+            self._metrics.gauge("lakebed_lifecycle_watermark_lag_seconds").remove(name)
+            self._metrics.gauge("lakebed_lifecycle_lag_warning").remove(name)
+        if stream_name(None) in gone:
+            self._metrics.gauge("lakebed_lifecycle_predicate_lag_seconds").set(0)
+        self._lagging -= gone
 
     def retention(self, retention_ns: int | None) -> None:
         self._metrics.gauge("lakebed_lifecycle_log_retention_seconds").set((retention_ns or 0) / 1e9)
@@ -90,6 +102,14 @@ class Gauges:
         gauge = self._metrics.gauge("lakebed_lifecycle_policy_problems")
         for bucket in self._faulty:
             gauge.labels(bucket=bucket).set(counts.get(bucket, 0))
+
+    def actions_of(self, states: Mapping[str, BucketLifecycle]) -> None:
+        """Those of every bucket that has a policy; the others have no sample any more."""
+        for bucket in set(self._shown) - set(states):
+            self.actions(bucket, BucketLifecycle())
+            del self._shown[bucket]
+        for bucket, state in states.items():
+            self.actions(bucket, state)
 
     def actions(self, bucket: str, state: BucketLifecycle) -> None:
         """1 for the mode and the reason an action has, 0 for the others; an action that is gone has none."""

@@ -212,7 +212,9 @@ class LagMonitor:
         """`states` are those that were compiled: a bucket whose state needs no change is not read again."""
         state, now_ns = slowest((await self._state.cursors()).values()), self._state.clock.now_ns()
         retention_ns = self.retention_ns(snapshot.log)
-        for delay_ns in [*snapshot.original_delay_groups, *([None] if snapshot.predicate_actions else [])]:
+        streams = [*snapshot.original_delay_groups, *([None] if snapshot.predicate_actions else [])]
+        self._gauges.lags_only(streams)
+        for delay_ns in streams:
             cursor = state.cursor(delay_ns)
             if cursor is None:
                 continue

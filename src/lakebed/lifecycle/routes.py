@@ -19,14 +19,13 @@ from starlette.routing import BaseRoute, Route
 from lakebed.core.context import Context, Health
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.core.http import decode_json, json_response, operation
-from lakebed.lifecycle.dry_run import DryRun, dry_run
+from lakebed.lifecycle.dry_run import DryRun
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.operator import STATUS_ROWS, Operator
 from lakebed.lifecycle.paths import checked_bucket
-from lakebed.lifecycle.policy import rules_of
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import Blocker, LedgerRow
-from lakebed.lifecycle.view import KeyForecast, LaneSummary, status_rows, summary, when
+from lakebed.lifecycle.view import KeyForecast, LaneSummary, preview, status_rows, summary, when
 from lakebed.lifecycle.workers import LifecycleServices, open_services, state_of
 
 READ, OPERATE = "lifecycle:read", "lifecycle:operate"
@@ -172,19 +171,8 @@ class LifecycleRoutes:
         bucket, text = _bucket(request, READ), await request.body()
         ahead = _number(request, "days_ahead", 0.0)
         async with open_services(self._context) as services:
-            text = text or await _in_force(services, bucket)
-            calendar = services.settings.calendar
-            now_ns = self._context.clock.now_ns() + round(ahead * calendar.day_ns)
             keys_max = min(DRY_RUN_KEYS_MAX, int(_number(request, "keys_max", DRY_RUN_KEYS_MAX)))
-            result = await dry_run(
-                services.lake,
-                bucket,
-                rules_of(text),
-                now_ns,
-                calendar,
-                reserved=services.reserved,
-                keys_max=max(1, keys_max),
-            )
+            result = await preview(services, bucket, text or None, days_ahead=ahead, keys_max=max(1, keys_max))
         return json_response(result)
 
     @operation("Start a round of the workers now", answer=dict[str, Any], right=f"{OPERATE}:{{bucket}}")

@@ -97,15 +97,16 @@ def snapshot_digest(snapshot: PolicySnapshot, bucket: str) -> str:
 
 def needs_scan(state: BucketLifecycle, actions: Iterable[CompiledAction], now_ns: int) -> bool:
     """Whether the bucket is due for a scan, or has one under way. A date to come needs none."""
-    live = [
-        action
-        for action in actions
-        if action.mode is not Mode.DISABLED and (action.rule.expiration_date_ns or 0) <= now_ns
-    ]
+    live = [one for one in actions if one.mode is not Mode.DISABLED and not _is_to_come(one, now_ns)]
     known = [state.action(action.ref.key) or ActionState() for action in live]
     new = any(not one.bootstrap_complete for one in known)
     due = any(one.next_scan_ns <= now_ns for one in known)
     return bool(live) and (new or due or state.rescan or state.scan is not None)
+
+
+def _is_to_come(action: CompiledAction, now_ns: int) -> bool:
+    """Whether this is a date in the future. The other actions of its rule do not wait for it."""
+    return action.kind is ActionKind.EXPIRATION_DATE and (action.rule.expiration_date_ns or 0) > now_ns
 
 
 def next_scans(states: Mapping[str, BucketLifecycle], snapshot: PolicySnapshot) -> list[int]:

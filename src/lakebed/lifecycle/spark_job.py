@@ -7,7 +7,7 @@ candidates and deletes each by the guarded delete.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +18,7 @@ from lakebed.delta.model import CommitResult, Snapshot, TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.lifecycle.drainer import Applier, ApplyReport
 from lakebed.lifecycle.dry_run import CANDIDATES, SCHEMA, DryRun, PlannedDelete, judging
-from lakebed.lifecycle.policy import rules_of
+from lakebed.lifecycle.model import Rule
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.workers import LifecycleServices, reserved_of
 from lakebed.store.settings import StoreSettings
@@ -93,11 +93,17 @@ def spec_of(bucket: str) -> TableSpec:
 
 
 def scan(
-    context: Context, bucket: str, policy: bytes, *, days_ahead: float = 0.0, inventory: str = "", keep: bool = False
+    context: Context,
+    bucket: str,
+    rules: Sequence[Rule],
+    *,
+    days_ahead: float = 0.0,
+    inventory: str = "",
+    keep: bool = False,
 ) -> DryRun:
-    """What this policy would delete, by a listing taken now or by a report (`s3://bucket/…/manifest.json`, or a file).
+    """What these rules would delete, by a listing taken now or by a report (`s3://bucket/…/manifest.json`, or a file).
 
-    With `keep` the candidates become a table. Raises Invalid for a policy or a report that is wrong.
+    With `keep` the candidates become a table. Raises Invalid for a report that is wrong.
     """
     from lakebed.spark.lineage import lineage_of
     from lakebed.spark.listing import list_bucket
@@ -106,7 +112,7 @@ def scan(
 
     calendar = context.settings.of(LifecycleSettings).calendar
     now_ns = context.clock.now_ns() + round(days_ahead * calendar.day_ns)
-    judge = judging(bucket, rules_of(policy), now_ns, calendar, reserved_of(context))
+    judge = judging(bucket, rules, now_ns, calendar, reserved_of(context))
     spark = open_session(context.settings.of(SparkSettings))
     store = msgspec.structs.replace(context.settings.of(StoreSettings), url=f"s3://{bucket}", prefix="")
     listing = _report(spark, store, inventory) if inventory else list_bucket(spark, store, clock=context.clock)

@@ -65,6 +65,8 @@ class TickSweeper:
             if settled and info.modified_ms > retained_ms:
                 continue
             of = _tick_of(info.key, f"{paths.ROOT}/state/")
+            if of is None:
+                continue  # not ours
             try:
                 settled = await self._sweep_tick(of)
             except LakebedError as error:
@@ -108,6 +110,8 @@ class TickSweeper:
             if age_s < min(self._settings.orphan_s, self._settings.parts_retention_s):
                 continue
             of = _tick_of(info.key.rpartition("/")[0], f"{paths.ROOT}/parts/")
+            if of is None:
+                continue  # not ours
             if known[0] != of:
                 known = (of, (await register_of(self._context, of).read()).value)
             why = self._why(known[1], info.key, info.modified_ms)
@@ -125,6 +129,7 @@ class TickSweeper:
         return "orphan" if now - modified_ms >= self._settings.orphan_s * 1000 else ""
 
 
-def _tick_of(key: str, below: str) -> TickId:
-    org_id, project_id, name = key.removeprefix(below).split("/")
-    return TickId(org_id, project_id, name.removesuffix(".json"))
+def _tick_of(key: str, below: str) -> TickId | None:
+    """The tick of a key or a folder `below`; None for what is no tick's."""
+    names = key.removeprefix(below).split("/") if key.startswith(below) else []
+    return TickId(names[0], names[1], names[2].removesuffix(".json")) if len(names) == 3 else None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +260,73 @@ def test_a_tick_folder_needs_an_org_a_secret_and_an_address(
         return
     with pytest.raises(Invalid, match="lacks an org, a secret or an address"):
         asyncio.run(open_courier(each, of_agent, of_ticks))
+
+
+class FolderUploads:
+    """Stands where uploads of a folder are made: with what, by which clients, and which of these are open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clients: list[tuple[Any, ...]] = []
+        self.open: list[str] = []
+        self.made: dict[str, Any] = {}
+        self.used: list[Any] = []
+        monkeypatch.setattr("lakebed.ticks.uploader.client", self.client)
+        monkeypatch.setattr("lakebed.ticks.uploader.Uploader", lambda http, runtime, **named: (http, named))
+        monkeypatch.setattr("lakebed.ticks.folder_uploader.FolderUploader", self.uploader)
+
+    @asynccontextmanager
+    async def client(self, url: str, org_id: str, secret: Secret, ca_file: Path | None) -> AsyncIterator[str]:
+        self.clients.append((url, org_id, secret.reveal(), ca_file))
+        self.open.append(url)
+        yield url
+        self.open.remove(url)
+
+    def uploader(self, folder: Path, outbox: Outbox, uploaders: Any, runtime: Any, **named: Any) -> Any:
+        self.made = named | {"folder": folder, "outbox": outbox, "uploaders": uploaders}
+        return SimpleNamespace(run=None, use=self.used.append)
+
+
+def test_what_a_tick_folder_names_comes_before_what_is_named_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another org's folder is never sent with the key of the settings; every other choice of it is passed on too."""
+    uploads = FolderUploads(monkeypatch)
+    own = {"org_id": "mine", "api_secret": Secret("own"), "urls": ("http://a", "http://b")}
+    chosen = {"keys": {"orders": ("id",)}, "mode": "full", "keep": True, "interval_s": 7.0}
+    each = TickFolder(folder=tmp_path, project_id="shop", **own, **chosen)  # type: ignore[arg-type]
+    around = {"collectors": ["http://c"], "queue_dir": str(tmp_path / "q"), "tls_ca": "/ca.pem", "ticks_parallel": 3}
+
+    asyncio.run(open_courier(each, around, {"org_id": "theirs", "api_secret": "other"}))
+
+    made = uploads.made
+    assert [(url, "mine", "own", Path("/ca.pem")) for url in ("http://a", "http://b")] == uploads.clients
+    assert chosen | {"project_id": "shop"} == {name: made[name] for name in (*chosen, "project_id")}
+    assert (tmp_path, tmp_path / "q/ticks/mine~shop") == (made["folder"], made["outbox"].files("t").parent)
+    limits = {"parallel": 3, "tries_max": ROUND_TRIES}
+    assert [("http://a", limits), ("http://b", limits)] == made["uploaders"]
+    assert [] == uploads.open
+
+
+async def test_clients_of_addresses_that_are_no_longer_used_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the addresses change; those before the last stay open, since an upload may use them still."""
+    uploads, heard = FolderUploads(monkeypatch), list[Any]()
+    each = TickFolder(folder=tmp_path, project_id="shop", org_id="o", api_secret=Secret("s"), urls=("http://0",))
+    snapshot: Any = SimpleNamespace(listen=heard.append)
+    opened = agent_commands.folder_uploader(
+        each, AgentSettings(), TicksSettings(), lambda kind, message: None, runtime_of(), snapshot
+    )
+
+    seen = []
+    async with opened:
+        for number in range(1, 4):
+            await heard[0](SimpleNamespace(urls=(f"http://{number}",)))
+            seen.append(list(uploads.open))
+
+    assert [["http://0", "http://1"], ["http://1", "http://2"], ["http://2", "http://3"]] == seen
+    assert [f"http://{number}" for number in range(1, 4)] == [made[0][0] for made in uploads.used]
+    assert [] == uploads.open
 
 
 @pytest.fixture

@@ -399,3 +399,34 @@ def test_a_dry_run_says_what_a_put_would_refuse_and_errors_of_json_speak_of_json
     assert "put would be refused: rule r1 could delete Lakebed's own data" in why and "lakebed bucket create" in why
     assert (exits.OK, "") == (fine, nothing)
     assert "error: The JSON is not a lifecycle policy" in malformed and "XML" not in malformed
+
+
+def test_a_policy_in_force_with_a_rule_that_is_not_run_is_no_obstacle(
+    shell: Shell, site: Site, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer's store accepted it. A difference names the rule; a dry run and a TTL go by those that run."""
+    rules = json.loads(policy())["Rules"]
+    moved = {"ID": "cold", "Status": "Enabled", "Filter": {}, "Transitions": [{"Days": 1}]}
+    site.lake.policies["data"] = json.dumps({"Rules": [*rules, moved]}).encode()
+    asked: list[tuple[Any, ...]] = []
+
+    class Ttl:
+        async def set(self, *words: Any, dry_run: bool) -> None:
+            asked.append(words)
+
+    def scan(context: Any, bucket: str, rules: Any, **named: Any) -> dict[str, int]:
+        asked.append((bucket, rules))
+        return {"objects": 2}
+
+    monkeypatch.setattr(site.lake, "ttl", lambda bucket: Ttl(), raising=False)
+    monkeypatch.setattr("lakebed.lifecycle.spark_job.scan", scan)
+
+    differs, lines, said = shell("lifecycle", "rules", "diff", "data", str(file))
+    routed, _, _ = shell("lifecycle", "ttl", "set", "data", "3", "--reason", "x")
+    judged, _, _ = shell("lifecycle", "dry-run", "data", "--engine", "spark")
+
+    assert (1, "") == (differs, lines.strip()) and "rule 'cold':" in said
+    assert (0, 0) == (routed, judged)
+    (days, by_ttl, prefix), (bucket, by_scan) = asked
+    assert (3, "", "data", ["r1"]) == (days, prefix, bucket, [rule.rule_id for rule in by_ttl])
+    assert by_ttl == by_scan

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lakebed.batches.conflicts import ConflictReview
 from lakebed.console.pages import ACTIONS
-from lakebed.lifecycle.model import Position, StreamKind
+from lakebed.core.clock import ManualClock
+from lakebed.core.context import Context
+from lakebed.lifecycle import page as lifecycle_page
+from lakebed.lifecycle.memory import MemoryLake
+from lakebed.lifecycle.model import Position, StreamKind, StreamResolution
+from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.state import ActionState, Blocker, BlockerState, BucketLifecycle, Stream
 from lakebed.lifecycle.workers import state_of
 from lakebed.pipeline.audit import page as audit_page
@@ -290,6 +300,76 @@ async def test_a_blocker_is_resumed_and_a_walk_is_asked_for() -> None:
         assert "a&lt;b&gt;.csv: the worker retries" in resumed.text
         assert {} == (await state_of(here.context).blockers.read()).value.blockers
         assert (await state_of(here.context).bucket("landing").read()).value != BucketLifecycle()
+
+
+def lifecycle_of(monkeypatch: pytest.MonkeyPatch, **more: Any) -> MemoryLake:
+    """The page's actions work on this lake, in which `lake/` of the bucket `landing` is Lakebed's own."""
+    lake = MemoryLake(ManualClock())
+
+    @asynccontextmanager
+    async def opened(context: Context) -> AsyncIterator[Any]:
+        yield SimpleNamespace(lake=lake, reserved=ReservedKeys("landing", "lake/"), **more)
+
+    async def warnings(services: Any, rules: Any) -> list[str]:
+        return ["the log is short"]
+
+    monkeypatch.setattr(lifecycle_page, "open_services", opened)
+    monkeypatch.setattr(lifecycle_page.view, "put_warnings", warnings)
+    return lake
+
+
+async def test_rules_are_put_as_by_the_command_and_reach_nothing_of_lakebed_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """JSON is kept as XML, warnings are shown; what could delete Lakebed's own data, or is no policy, is refused."""
+    lake = lifecycle_of(monkeypatch)
+
+    def form(prefix: str, bucket: str = "landing", **named: Any) -> dict[str, str]:
+        rule = {"ID": "r1", "Status": "Enabled", "Filter": {"Prefix": prefix}, "Expiration": {"Days": 1}, **named}
+        return {"bucket": bucket, "policy": json.dumps({"Rules": [rule]}), "reason": "agreed"}
+
+    async with site() as here:
+        await here.browser.open("/lifecycle")
+        place = "/console/do/lifecycle.put"
+        fine = await here.browser.post(place, form("logs/"))
+        kept = dict(lake.policies)
+        refused = [await here.browser.post(place, form(prefix)) for prefix in ("lake/x/", "", "la")]
+        unknown = await here.browser.post(place, form("logs/", Expire="1"))
+        elsewhere = await here.browser.post(place, form("", bucket="other"))
+        deeds = [(deed.what, deed.outcome) for deed in await here.context.trail.latest()]
+
+    assert (200, 200) == (fine.status_code, elsewhere.status_code)
+    assert "1 rules are in force in landing; the log is short" in fine.text
+    assert kept["landing"].lstrip().startswith(b"<") and {"landing", "other"} == set(lake.policies)
+    assert kept["landing"] == lake.policies["landing"]
+    assert all(400 <= each.status_code < 500 and "could delete Lakebed" in each.text for each in refused)
+    assert 400 <= unknown.status_code < 500 and "Expire" in unknown.text
+    assert {"lifecycle.put"} == {what for what, _ in deeds}
+    assert 2 == sum(outcome == "done" for _, outcome in deeds)
+
+
+@pytest.mark.parametrize("resolved", [True, False])
+async def test_a_retry_says_whether_the_blocker_is_gone(monkeypatch: pytest.MonkeyPatch, resolved: bool) -> None:
+    """By the live object and the policies as they are now."""
+    tried: list[Any] = []
+
+    async def retry(ident: str, resolver: Any, snapshot: Any) -> StreamResolution:
+        tried.append((ident, resolver, snapshot))
+        return StreamResolution.DONE if resolved else StreamResolution.RETRY_LATER
+
+    async def compiled() -> str:
+        return "snapshot"
+
+    enforcer = SimpleNamespace(resolver="resolver", compile=compiled)
+    lifecycle_of(monkeypatch, operator=SimpleNamespace(retry=retry), enforcer=enforcer)
+
+    async with site() as here:
+        await here.browser.open("/lifecycle")
+        answer = await here.browser.post("/console/do/lifecycle.retry", {"blocker": "b1", "object": "k"})
+
+    assert (200, [("b1", "resolver", "snapshot")]) == (answer.status_code, tried)
+    assert resolved is ("still blocked" not in answer.text)
+    assert (StreamResolution.DONE if resolved else StreamResolution.RETRY_LATER).value in answer.text
 
 
 async def test_up_to_a_hundred_messages_are_sent_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ async def test_a_dry_run_is_of_the_body_or_of_the_policy_in_force(monkeypatch: p
     world = Harness()
     world.lake.write("b", "a", size=5)
     world.lake.write("b", "c", size=7)
+    await world.clock.advance(1.5 * world.settings.day_s)
     site(world, monkeypatch)
     where = "/api/s3/buckets/b/lifecycle/dry-run"
     async with client(await gateway(world)) as ask:

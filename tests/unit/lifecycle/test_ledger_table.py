@@ -225,6 +225,24 @@ async def test_a_damaged_segment_is_named_and_stops_only_the_move() -> None:
     assert [] == world.left()
 
 
+async def test_a_move_that_was_full_is_followed_by_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one full move in `fold_s` a fast worker's segments would grow without end, and its events come ever later."""
+    monkeypatch.setattr(ledger, "SEGMENTS_MAX", 2)
+    world = Harness(fold_s=1000.0)
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    for number in range(3):
+        world.lake.write("b", f"k{number}")
+        await world.run_round(1.01)
+    left = [len(await segments(world))]
+    await world.clock.advance(700.0)
+    for _ in range(4):
+        await world.run_round()
+        left.append(len(await segments(world)))
+
+    assert [6, 4, 2, 0, 0] == left
+
+
 async def test_the_worker_moves_the_ledger_by_itself() -> None:
     """After the time that `fold_s` says."""
     world = Harness(fold_s=50.0)

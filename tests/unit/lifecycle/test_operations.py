@@ -102,6 +102,36 @@ async def test_mode_and_degradation_are_shown_per_action_and_go_with_it() -> Non
     assert action not in world.metrics.prometheus().decode().split("lakebed_lifecycle_action_mode{", 1)[1]
 
 
+async def test_what_is_shown_of_a_bucket_goes_with_its_policy() -> None:
+    """Modes, reasons, exceptions and the lag of its delays: what is left of them would alert for ever."""
+    world = Harness(retention_s=10 * DAY_S)
+    await world.policy("b", rule(expiration_days=1, tags=(("t", "1"),)))
+    await world.policy("c", rule(prefix="x/", expiration_days=2))
+    await world.run_round()
+    world.lake.write("b", "a", tags={"t": "1"})
+    await world.exceptions("a")
+    await world.run_round(0.1)
+    await world.clock.advance(6 * DAY_S)
+    await world.worker._monitor.judge(await world.worker.compile(), {})
+
+    def shown() -> set[str]:
+        lines = world.metrics.prometheus().decode().splitlines()
+        mine = ('bucket="b"', f'stream="{DAY_S:g}s"', 'stream="predicate"')
+        found = [line.partition("{")[0] for line in lines if any(map(line.count, mine))]
+        return gauges & {name.removeprefix("lakebed_lifecycle_") for name in found}
+
+    gauges = {"action_mode", "degraded", "pending_size", "watermark_lag_seconds", "lag_warning"}
+    before, late_s = shown(), value(world, "predicate_lag_seconds")
+    await world.policy("b")
+    await world.run_round()
+
+    assert gauges == before
+    assert late_s > 0 == value(world, "predicate_lag_seconds")
+    assert set() == shown()
+    (action,) = (await world.state("c")).actions
+    assert 1 == value(world, "action_mode", bucket="c", action=action, mode="event_driven")
+
+
 async def test_blocked_streams_are_shown_by_kind_and_bucket_and_cleared() -> None:
     """A gauge, so it goes down again when an operator has decided."""
     world, store = failing(retries_max=1)

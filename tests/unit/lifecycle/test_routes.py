@@ -114,6 +114,11 @@ async def test_a_policy_is_given_as_a_file_that_runs_nothing(monkeypatch: pytest
 
 POLICY = b"""<LifecycleConfiguration><Rule><ID>r</ID><Status>Enabled</Status><Filter><Prefix></Prefix></Filter>
 <Expiration><Days>1</Days></Expiration></Rule></LifecycleConfiguration>"""
+NOT_ALL_RUN = POLICY.replace(
+    b"</LifecycleConfiguration>",
+    b"<Rule><ID>t</ID><Status>Enabled</Status><Filter/><Transition><Days>1</Days></Transition></Rule>"
+    b"</LifecycleConfiguration>",
+)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ async def test_a_dry_run_over_http_scans_a_bounded_number_of_keys(
 
     @asynccontextmanager
     async def opened(context: Context) -> AsyncIterator[Any]:
-        yield SimpleNamespace(lake=world.lake, settings=QUICK, reserved=None)
+        yield SimpleNamespace(lake=world.lake, settings=QUICK, reserved=None, state=world.registers)
 
     monkeypatch.setattr(routes, "open_services", opened)
     monkeypatch.setattr(routes, "DRY_RUN_KEYS_MAX", 3)
@@ -137,3 +142,24 @@ async def test_a_dry_run_over_http_scans_a_bounded_number_of_keys(
         answer = await ask.post(f"/api/s3/buckets/b/lifecycle/dry-run{wanted}", content=POLICY)
 
     assert (200, scanned, False) == (answer.status_code, answer.json()["scanned"], answer.json()["complete"])
+
+
+async def test_a_dry_run_of_the_policy_in_force_judges_the_rules_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer's policy has a rule that is not run: the others are judged. As a body it is refused, as by put."""
+    world = Harness()
+    world.lake.write("b", "logs/a")
+    await world.clock.advance(1.5 * QUICK.day_s)
+    await world.lake.put("b", NOT_ALL_RUN)
+
+    @asynccontextmanager
+    async def opened(context: Context) -> AsyncIterator[Any]:
+        yield SimpleNamespace(lake=world.lake, settings=QUICK, reserved=None, state=world.registers)
+
+    monkeypatch.setattr(routes, "open_services", opened)
+    async with client(await gateway(world)) as ask:
+        held = await ask.post("/api/s3/buckets/b/lifecycle/dry-run")
+        ahead = await ask.post("/api/s3/buckets/b/lifecycle/dry-run?days_ahead=1", content=POLICY)
+        refused = await ask.post("/api/s3/buckets/b/lifecycle/dry-run", content=NOT_ALL_RUN)
+
+    assert (200, ["logs/a"]) == (held.status_code, [one["key"] for one in held.json()["sample"]])
+    assert (200, 400) == (ahead.status_code, refused.status_code)

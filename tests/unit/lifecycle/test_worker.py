@@ -138,6 +138,27 @@ async def test_a_date_is_one_walk_at_its_time() -> None:
     assert [] == world.left()
 
 
+async def test_what_else_a_rule_with_a_date_to_come_wants_does_not_wait_for_the_date() -> None:
+    """Its uploads are aborted and its old versions go from the first round on, what is there and what comes."""
+    world = Harness()
+    world.lake.versioned.add("b")
+    date_ns = (world.clock.now_ns() // DAY + 1) * DAY
+    for _ in range(2):
+        world.lake.write("b", "a")
+    world.lake.begin_upload("b", "u")
+    await world.clock.advance(1.5 * DAY_S)
+    await world.policy("b", rule(expiration_date_ns=date_ns, noncurrent_days=1, abort_days=1))
+
+    await world.run_round()
+    first = (len(world.lake.objects["b"]["a"]), len(world.lake.uploads["b"]))
+    world.lake.write("b", "a")
+    world.lake.begin_upload("b", "v")
+    await world.run_round(1.01)
+
+    assert ((1, 0), (1, 0)) == (first, (len(world.lake.objects["b"]["a"]), len(world.lake.uploads["b"])))
+    assert world.clock.now_ns() < date_ns == (await world.action("EXPIRATION_DATE")).next_scan_ns
+
+
 async def test_versions_markers_and_counts() -> None:
     """Current → marker, noncurrent by days, then the lone marker goes."""
     world = Harness()

@@ -52,6 +52,21 @@ async def test_an_abandoned_upload_expires_and_can_be_begun_again(service: Servi
     assert (409, [1, 2], 200) == (lost.status_code, lost.json()["missing"], again.status_code)
 
 
+async def test_what_is_no_ticks_is_left_alone_and_stops_nothing(service: Service, manual_clock: ManualClock) -> None:
+    """Somebody's file among the states or the parts: what the sweep is for is swept all the same."""
+    names = ("state/note.txt", "state/acme/note.txt", "parts/note.txt", "parts/a/b.txt")
+    others = {f"ticks/v1/{name}" for name in names}
+    for key in others:
+        await service.context.store.create(key, b"mine")
+    await service.upload()
+    await manual_clock.advance(31 * DAY_S)
+
+    await TickSweeper(service.context).round()
+
+    assert "failed" == (await register_of(service.context, OF).read()).value.state
+    assert {key for key in others if "/parts/" in key} == set(await parts(service))
+
+
 async def test_parts_of_a_committed_tick_go_and_its_answer_stays(service: Service, manual_clock: ManualClock) -> None:
     """A day after the commit the parts are only in bronze; a month later the answer still comes."""
     manifest_ = await service.upload()

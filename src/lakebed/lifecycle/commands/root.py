@@ -20,7 +20,7 @@ from lakebed.lifecycle.commands.shared import (
     Reason,
     acted,
     bytes_of,
-    policy_of,
+    rules_in_force,
     with_services,
 )
 from lakebed.lifecycle.commands.ttl import ttl
@@ -182,11 +182,16 @@ def dry_run_command(
     if engine == "walk" and not inventory and not keep:
         emit(with_services(where, lambda services: preview(services, bucket, text, days_ahead=days_ahead)), output)
     else:
+        from lakebed.lifecycle.policy import rules_of
         from lakebed.lifecycle.spark_job import scan
 
-        known = text if text is not None else with_services(where, lambda services: policy_of(services, bucket))
+        rules = (
+            with_services(where, lambda services: rules_in_force(services, bucket))
+            if text is None
+            else rules_of(text, unique_ids=True)
+        )
         with spark_progress("scan"):
-            found = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
+            found = scan(where.context("cli"), bucket, rules, days_ahead=days_ahead, inventory=inventory, keep=keep)
         emit(found, output)
     return exits.FAILED if text is not None and _is_refused(where, bucket, text) else exits.OK
 

@@ -73,19 +73,19 @@ def rules_rm(bucket: Bucket, *, reason: Reason, dry_run: DryRunFlag = False, whe
 def rules_diff(bucket: Bucket, file: File, *, where: Where = Where()) -> int:
     """Show how a policy differs from the one in force, rule by rule. Exit code 1 when it does."""
     from lakebed.lifecycle.policy import render_json, rules_of
+    from lakebed.lifecycle.stored_policy import StoredPolicy, stored_policy
 
     wanted = render_json(rules_of(bytes_of(file), unique_ids=True)).decode().splitlines()
     try:
-        known = (
-            render_json(rules_of(with_services(where, lambda services: policy_of(services, bucket))))
-            .decode()
-            .splitlines()
-        )
+        held = stored_policy(with_services(where, lambda services: policy_of(services, bucket)))
     except NotFound:
-        known = []
+        held = StoredPolicy()
+    known = render_json(held.rules).decode().splitlines() if held.rules else []
     lines = list(difflib.unified_diff(known, wanted, "in force", str(file), lineterm=""))
+    for problem in held.problems:
+        say(f"in force: {problem}")
     show("\n".join(lines)) if lines else say("no difference")
-    return 1 if lines else 0
+    return 1 if lines or held.problems else 0
 
 
 @rules.command(name="export")

@@ -63,3 +63,10 @@ async def policy_of(services: Any, bucket: str) -> bytes:
     from lakebed.lifecycle.view import policy
 
     return await policy(services, bucket)
+
+
+async def rules_in_force(services: Any, bucket: str) -> tuple[Any, ...]:
+    """The rules that run: one that cannot be read takes out itself only. Raises NotFound."""
+    from lakebed.lifecycle.stored_policy import stored_policy
+
+    return stored_policy(await policy_of(services, bucket)).rules

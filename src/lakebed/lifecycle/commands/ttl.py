@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where
-from lakebed.lifecycle.commands.shared import Bucket, DryRunFlag, Reason, acted, policy_of, with_services
+from lakebed.lifecycle.commands.shared import Bucket, DryRunFlag, Reason, acted, rules_in_force, with_services
 
 ttl = App(name="ttl", help="TTL routes of buckets: objects on volumes that are dropped as a whole.")
 Prefix = Annotated[str, Parameter(help="only keys that begin with this")]
@@ -31,10 +31,9 @@ def set_route(
     where: Where = Where(),
 ) -> None:
     """Write new objects to volumes with this TTL. The TTL holds for them regardless of later policies."""
-    from lakebed.lifecycle.policy import rules_of
 
     async def work(services: Any) -> None:
-        rules = rules_of(await policy_of(services, bucket))
+        rules = await rules_in_force(services, bucket)
         await services.lake.ttl(bucket).set(days, rules, prefix, dry_run=dry_run)
 
     if dry_run:
