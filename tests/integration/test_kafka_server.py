@@ -476,6 +476,11 @@ async def test_what_a_topic_does_not_set_is_the_default_of_the_lake() -> None:
     assert {"retention.ms": ("3600000", 5), "retention.bytes": ("1000", 5)} == await shown("plain")
     assert ErrorCode.none is await altered("plain", "retention.ms", 0, "0")  # as little as possible, not everything
     assert {"retention.ms": ("1", 1), "retention.bytes": ("1000", 5)} == await shown("plain")
+    for name in ("retention.ms", "retention.bytes"):
+        assert ErrorCode.none is await altered("plain", name, 0, "-1")
+    assert {"retention.ms": ("-1", 1), "retention.bytes": ("-1", 1)} == await shown("plain")
+    assert ErrorCode.none is await altered("plain", "retention.bytes", 0, "0")
+    assert {"retention.ms": ("-1", 1), "retention.bytes": ("1", 1)} == await shown("plain")
     client.close()
     await made.server.stop()
     await made.broker.stop()

@@ -76,9 +76,7 @@ class ShardedCollector:
             *[self._collectors[shard].ack_all([one for one in batches if one.shard == shard]) for shard in shards],
             return_exceptions=True,
         )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        _raise_first(outcomes)
 
     async def reject(self, batch: CollectedBatch, reason: str) -> bool:
         return await self._collectors[batch.shard].reject(batch, reason)
@@ -87,6 +85,13 @@ class ShardedCollector:
         await asyncio.gather(*[collector.heartbeat() for collector in self._collectors.values()])
 
     async def close(self) -> None:
+        """Closes the collectors of all shards, also where one cannot give its claims back: none sends heartbeats."""
         self._closed = True
-        for collector in self._collectors.values():
-            await collector.close()
+        closing = [collector.close() for collector in self._collectors.values()]
+        _raise_first(await asyncio.gather(*closing, return_exceptions=True))
+
+
+def _raise_first(outcomes: Sequence[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

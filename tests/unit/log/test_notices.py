@@ -252,6 +252,47 @@ async def test_what_does_not_fit_into_a_notice_is_left_to_the_poll(monkeypatch: 
     assert [["first"], ["a", "b", "e"]] == sent
 
 
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(), TimeoutError(), asyncio.IncompleteReadError(b"", 1), ValueError("no length")]
+)
+async def test_after_a_notice_that_failed_only_what_moves_later_is_sent(error: Exception) -> None:
+    """However it failed. What moved in the pause was found by the other's polls, so nothing is kept for it."""
+    sent: list[list[int]] = []
+
+    async def send(notice: MovedNotice) -> None:
+        sent.append([one.partition for one in notice.moved])
+        if len(sent) == 1:
+            raise error
+
+    clock = ManualClock()
+    sender = NoticeSender(send, clock)
+    for partition in range(3):
+        sender.moved({TopicPartition("orders", partition): 1})
+        await clock.advance(0.6 * notices.PAUSE_S)
+
+    assert [[0], [2]] == sent
+
+
+async def test_the_more_brokers_there_are_the_rarer_are_the_notices_to_each(
+    host: Host, pair: tuple[Gateway, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that all of them together cost a broker a bounded number a second."""
+    monkeypatch.setattr(notices, "SPACING_S", 1.0)
+    peer, peers = Peer(monkeypatch, *[OK] * 4), pair[0].peers
+    third = Gateway(host, "three")
+    for each in (third.peers, peers):
+        await each.registry.refresh()
+
+    counts = []
+    for end, after_s in enumerate((0.1, 1.5, 0.5), 1):
+        peers.moved({TP: end})
+        await host.clock.advance(after_s)
+        counts.append(len(peer.requests))
+    await third.broker.stop()
+
+    assert [2, 2, 4] == counts
+
+
 class Peer:
     """Another broker without a socket: answers each request with the next of `answers`; none closes the connection."""
 

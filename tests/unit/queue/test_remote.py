@@ -305,6 +305,25 @@ async def test_a_claim_covers_every_shard(store: MemoryStore, manual_clock: Manu
     assert (3, 0) == (status["shards"], status["pending"])
 
 
+async def test_claims_of_one_batch_each_take_the_shards_in_turn(store: MemoryStore, manual_clock: ManualClock) -> None:
+    """A shard with a backlog does not hold up the others, also not for consumers that claim one batch at a time."""
+    async with gateway(store, manual_clock, shards=3) as (client, context):
+        queue = Queue.of(context, "jobs")
+        for shard in range(3):
+            ingestor = queue.ingestor(shard)
+            for _ in range(3 if shard else 9):
+                await ingestor.ingest([KeyValueEntry(b"k", b"%d" % shard)])
+                await ingestor.flush()
+            await ingestor.close()
+        found: list[bytes] = []
+        for _ in range(9):
+            (batch,) = await claim(client, consumer="loader")
+            found += values([batch])
+            await client.post(f"{CLAIMS}/{batch['claim']}/ack")
+
+    assert [{b"0", b"1", b"2"}] * 3 == [set(found[at : at + 3]) for at in (0, 3, 6)]
+
+
 async def test_a_call_with_a_key_is_enqueued_once_at_all_gateways(
     store: MemoryStore, manual_clock: ManualClock
 ) -> None:
