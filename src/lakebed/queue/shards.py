@@ -17,6 +17,8 @@ from lakebed.queue.model import Closed, CollectedBatch
 if TYPE_CHECKING:
     from lakebed.queue.roles import QueueShard
 
+LOOK_EVERY = 100  # batches between two looks for new shards where the known ones always have one
+
 
 class ShardedCollector:
     """The interface of `Collector` over several shards."""
@@ -27,6 +29,7 @@ class ShardedCollector:
         self._shards, self._open = shards, open_
         self._collectors: dict[int, Collector] = {}
         self._next = 0
+        self._delivered = 0  # since the last look for shards
         self._closed = False
 
     async def __aenter__(self) -> ShardedCollector:
@@ -41,13 +44,15 @@ class ShardedCollector:
         """The next batch of the next shard that has one, or None when none has."""
         if self._closed:
             raise Closed("the collector is closed")
-        if (batch := await self._from_known()) is not None:
+        due = self._delivered >= LOOK_EVERY
+        if not due and (batch := await self._from_known()) is not None:
+            self._delivered += 1
             return batch
-        known = len(self._collectors)
+        known, self._delivered = len(self._collectors), 0
         for shard in await self._shards():
             if shard.number not in self._collectors:
                 self._collectors[shard.number] = self._open(shard)
-        return await self._from_known() if len(self._collectors) > known else None
+        return await self._from_known() if due or len(self._collectors) > known else None
 
     async def _from_known(self) -> CollectedBatch | None:
         for _ in range(len(self._collectors)):

@@ -14,6 +14,7 @@ from lakebed.core.errors import Corrupt, Invalid, Overloaded, Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction
 from lakebed.queue import appending, codec, paths
+from lakebed.queue import shards as sharded
 from lakebed.queue.feed import QueueFeed
 from lakebed.queue.model import Append, KeyValueEntry, PendingBatch, ProducerManifest
 from lakebed.queue.roles import Queue
@@ -374,6 +375,23 @@ class TestShards:
 
         assert [{0, 1, 3}] * 3 == [set(found[at : at + 3]) for at in (0, 3, 6)]
         assert [0] * 6 == found[9:]
+
+    async def test_a_new_shard_is_found_though_the_others_always_have_a_batch(
+        self, open_queue: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A collector that is never idle looks for shards all the same, and skips nothing for it."""
+        monkeypatch.setattr(sharded, "LOOK_EVERY", 3)
+        await append(open_queue(shards=2), 9)
+        async with open_queue(shards=2).collector() as collector:
+            found = [await collector.next_batch()]
+            ingestor = open_queue(shards=3).ingestor(2)
+            await ingestor.ingest([KeyValueEntry(b"k", b"new")])
+            await ingestor.close()
+            found += [await collector.next_batch() for _ in range(10)]
+
+        shards = [batch.shard for batch in found if batch is not None]
+        assert (9, 1, 10) == (shards.count(0), shards.count(2), len(shards))
+        assert 5 > shards.index(2)
 
     async def test_a_shard_that_takes_no_claims_back_does_not_keep_those_of_the_others(
         self, open_queue: Open, memory: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
