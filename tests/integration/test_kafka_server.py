@@ -476,9 +476,42 @@ async def test_what_a_topic_does_not_set_is_the_default_of_the_lake() -> None:
     assert {"retention.ms": ("3600000", 5), "retention.bytes": ("1000", 5)} == await shown("plain")
     assert ErrorCode.none is await altered("plain", "retention.ms", 0, "0")  # as little as possible, not everything
     assert {"retention.ms": ("1", 1), "retention.bytes": ("1000", 5)} == await shown("plain")
+    for name in ("retention.ms", "retention.bytes"):
+        assert ErrorCode.none is await altered("plain", name, 0, "-1")
+    assert {"retention.ms": ("-1", 1), "retention.bytes": ("-1", 1)} == await shown("plain")
+    assert ErrorCode.none is await altered("plain", "retention.bytes", 0, "0")
+    assert {"retention.ms": ("-1", 1), "retention.bytes": ("1", 1)} == await shown("plain")
     client.close()
     await made.server.stop()
     await made.broker.stop()
+
+
+async def test_what_is_trimmed_or_deleted_here_is_gone_here_at_once() -> None:
+    """Not with the next poll: neither its cache nor what it knows of topics answers as before."""
+    made = await started(poll_s=60.0)
+    client = await made.client()
+    for value in "abc":
+        await produced(client, batch(value))
+
+    async def described() -> ErrorCode:
+        answer = await client.ask("metadata", 9, topics=[{"name": "orders"}], allow_auto_topic_creation=False)
+        code: ErrorCode = answer.topics[0].error_code
+        return code
+
+    before = [(await fetched(client, 1)).error_code, await described()]
+
+    wanted = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 3}]}]
+    trimmed = (await client.ask("delete_records", 2, topics=wanted)).topics[0].partitions[0]
+    after = [(await fetched(client, offset)).error_code for offset in (1, 3, 4)]
+    deleted = (await client.ask("delete_topics", 4, topic_names=("orders",))).responses[0].error_code
+    gone = [(await fetched(client, 4)).error_code, await described()]
+    client.close()
+    await made.server.stop()
+    await made.broker.stop()
+
+    assert (ErrorCode.none, 3, ErrorCode.none) == (trimmed.error_code, trimmed.low_watermark, deleted)
+    assert ([ErrorCode.none] * 2, [ErrorCode.offset_out_of_range, ErrorCode.none, ErrorCode.none]) == (before, after)
+    assert [ErrorCode.unknown_topic_or_partition] * 2 == gone
 
 
 async def test_a_server_that_stops_answers_what_it_has_read() -> None:

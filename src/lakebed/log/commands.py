@@ -162,9 +162,9 @@ def consume(
                 if left > 0:
                     print_record(format, tp, at, record, plain=isinstance(part, RecordColumns))
                     at, left = at + 1, left - 1
+            sys.stdout.flush()  # before the commit; and whoever reads a follower's output has each record at once
             if claimed and found.count:
                 await broker.groups.commit(group, tp, at, generation=claimed.generation)
-        sys.stdout.flush()
 
     with_broker(where, work)
 

@@ -98,7 +98,7 @@ class NoticeConnection:
         )
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                reader, writer = self._streams or await self._open()
+                reader, writer = self._kept() or await self._open()
                 writer.write(head.encode() + body)
                 await _read_response(reader)
         except BaseException:
@@ -109,6 +109,12 @@ class NoticeConnection:
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
+
+    def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """The connection of the last notice, unless the other has closed it since: gateways close idle ones."""
+        if self._streams is not None and (self._streams[0].at_eof() or self._streams[0].exception() is not None):
+            self.close()
+        return self._streams
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = client_context(self._tls_ca) if self._url.scheme == "https" else None

@@ -123,7 +123,8 @@ class Collector:
                 batch = await self._read(held)
                 if batch is not None and await self._still_ours(held):
                     held.out, held.reading = True, None
-                    return batch
+                    age_ms = round((self._clock.monotonic_s() - held.confirmed_s) * 1000)
+                    return replace(batch, confirmed_ms=now_ms(self._clock) - age_ms)
         raise Closed("the collector is closed")
 
     async def batches(self, *, idle_s: float = 0.1) -> AsyncIterator[CollectedBatch]:

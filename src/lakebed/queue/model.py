@@ -201,11 +201,15 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class CollectedBatch(msgspec.Struct, frozen=True):
-    """A claimed batch with its entries. Store `sequence` with the data, and redelivery becomes exactly-once."""
+    """A claimed batch with its entries. Store `sequence` with the data, and redelivery becomes exactly-once.
+
+    `confirmed_ms`: when its claim was made, or last confirmed, before it was delivered.
+    """
 
     entries: list[KeyValueEntry]
     claimed: Claimed
     shard: int = 0
+    confirmed_ms: int = 0
 
     @property
     def location(self) -> str:

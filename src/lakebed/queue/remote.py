@@ -135,12 +135,14 @@ class QueueClaims:
         if done >= shard.settings.done_cleanup_threshold:
             await shard.sweeper.sweep()  # a failure is logged: the batch is done all the same
 
-    async def extend(self, text: str) -> None:
-        """Refreshes a claim for another timeout. Raises Fenced when it was lost."""
+    async def extend(self, text: str) -> int:
+        """Refreshes a claim for another timeout; returns when it goes stale (ms). Raises Fenced when it was lost."""
         token, shard = self._parsed(text)
+        asked_ms = now_ms(self._clock)
         location = _location(await shard.consumer.read(), token)
         if location is None or await shard.consumer.heartbeat({location: token.epoch}):
             raise _lost(text)
+        return self.expires_ms(asked_ms)
 
     async def reject(self, text: str, reason: str) -> bool:
         """Gives the batch back, to be delivered again after a delay; True when it became a dead letter instead."""
@@ -158,10 +160,9 @@ class QueueClaims:
         token = ClaimToken.parse(text)
         return token, self._queue.shard(token.shard)
 
-    @property
-    def expires_ms(self) -> int:
-        """When a claim that is made or extended now goes stale."""
-        return now_ms(self._clock) + round(self._queue.settings.heartbeat_timeout_s * 1000)
+    def expires_ms(self, confirmed_ms: int) -> int:
+        """When a claim goes stale that was made or extended at this time."""
+        return confirmed_ms + round(self._queue.settings.heartbeat_timeout_s * 1000)
 
 
 def _location(manifest: ConsumerManifest, token: ClaimToken) -> str | None:

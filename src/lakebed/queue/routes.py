@@ -228,7 +228,13 @@ class QueueRoutes:
         found = await claims.claim(asked.consumer, count=1 if one else asked.max, wait_s=asked.wait_s, held=asked.held)
         if not one:
             rows = [
-                ClaimedEntries(str(ClaimToken.of(batch)), batch.shard, batch.sequence, batch.entries, claims.expires_ms)
+                ClaimedEntries(
+                    str(ClaimToken.of(batch)),
+                    batch.shard,
+                    batch.sequence,
+                    batch.entries,
+                    claims.expires_ms(batch.confirmed_ms),
+                )
                 for batch in found
             ]
             return json_response(BatchClaimResponse(rows))
@@ -250,8 +256,7 @@ class QueueRoutes:
     @operation("Extend a claim", answer=ClaimOutcome, right="queue:consume:{name}")
     async def extend(self, request: Request) -> Response:
         claims, text = await self._claims(request)
-        await claims.extend(text)
-        return json_response(ClaimOutcome(text, expires_ms=claims.expires_ms))
+        return json_response(ClaimOutcome(text, expires_ms=await claims.extend(text)))
 
     @operation("Reject a claimed batch", body=RejectRequest, answer=ClaimOutcome, right="queue:consume:{name}")
     async def reject(self, request: Request) -> Response:

@@ -17,6 +17,8 @@ from lakebed.queue.model import Closed, CollectedBatch
 if TYPE_CHECKING:
     from lakebed.queue.roles import QueueShard
 
+LOOK_EVERY = 100  # batches between two looks for new shards where the known ones always have one
+
 
 class ShardedCollector:
     """The interface of `Collector` over several shards."""
@@ -27,6 +29,7 @@ class ShardedCollector:
         self._shards, self._open = shards, open_
         self._collectors: dict[int, Collector] = {}
         self._next = 0
+        self._delivered = 0  # since the last look for shards
         self._closed = False
 
     async def __aenter__(self) -> ShardedCollector:
@@ -41,13 +44,15 @@ class ShardedCollector:
         """The next batch of the next shard that has one, or None when none has."""
         if self._closed:
             raise Closed("the collector is closed")
-        if (batch := await self._from_known()) is not None:
+        due = self._delivered >= LOOK_EVERY
+        if not due and (batch := await self._from_known()) is not None:
+            self._delivered += 1
             return batch
-        known = len(self._collectors)
+        known, self._delivered = len(self._collectors), 0
         for shard in await self._shards():
             if shard.number not in self._collectors:
                 self._collectors[shard.number] = self._open(shard)
-        return await self._from_known() if len(self._collectors) > known else None
+        return await self._from_known() if due or len(self._collectors) > known else None
 
     async def _from_known(self) -> CollectedBatch | None:
         for _ in range(len(self._collectors)):
@@ -76,9 +81,7 @@ class ShardedCollector:
             *[self._collectors[shard].ack_all([one for one in batches if one.shard == shard]) for shard in shards],
             return_exceptions=True,
         )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        _raise_first(outcomes)
 
     async def reject(self, batch: CollectedBatch, reason: str) -> bool:
         return await self._collectors[batch.shard].reject(batch, reason)
@@ -87,6 +90,13 @@ class ShardedCollector:
         await asyncio.gather(*[collector.heartbeat() for collector in self._collectors.values()])
 
     async def close(self) -> None:
+        """Closes the collectors of all shards, also where one cannot give its claims back: none sends heartbeats."""
         self._closed = True
-        for collector in self._collectors.values():
-            await collector.close()
+        closing = [collector.close() for collector in self._collectors.values()]
+        _raise_first(await asyncio.gather(*closing, return_exceptions=True))
+
+
+def _raise_first(outcomes: Sequence[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 
 import msgspec
+import pytest
 
 from lakebed.cli import exits
 from lakebed.gateway.keys import LIST_KEY, session_list
@@ -76,3 +77,28 @@ def test_the_list_shows_when_a_key_was_last_used_and_which_has_ended(shell: Shel
 
     assert ("2025-10-09 08:53", "-") == (rows["ann"]["last_use"], rows["bob"]["last_use"])
     assert ("active", "expired") == (rows["ann"]["state"], rows["bob"]["state"])
+
+
+@pytest.mark.parametrize(("expires", "lasts_s"), [("90d", 90 * 86_400), ("1d", 86_400)])
+def test_a_key_lasts_for_the_days_that_it_was_given(shell: Shell, expires: str, lasts_s: float) -> None:
+    """Days, from now on, to the minute."""
+    shell.data("keys", "add", "ann", "--rights", "*", "--expires", expires)
+    states = []
+    for ahead_s in (lasts_s - 60, lasts_s + 60):
+        shell.clock.ahead_s = ahead_s
+        states.append(shell.data("keys", "list")[0]["state"])
+
+    assert ["active", "expired"] == states
+
+
+def test_each_limit_of_a_key_is_the_one_that_was_named(shell: Shell) -> None:
+    """And its last day is the one that was given; a key that has none says so."""
+    names = ("requests_per_s", "bytes_per_s", "records_per_s", "topics_max", "series_max", "uploads_max")
+    limits = [word for n, name in enumerate(names, 1) for word in (f"--{name.replace('_', '-')}", str(n))]
+    shell.data("keys", "add", "ann", "--rights", "*", "--expires", "2127-01-31", *limits)
+    shell.data("keys", "add", "bob", "--rights", "*")
+
+    ann, bob = shell.data("keys", "list")
+
+    assert ", ".join(f"{name} {n}" for n, name in enumerate(names, 1)) == ann["limits"]
+    assert ("2127-01-31 23:59", "-", "-", "") == (ann["expires"], bob["expires"], bob["last_use"], bob["limits"])

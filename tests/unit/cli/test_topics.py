@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lakebed.cli import exits
 from lakebed.core.errors import AlreadyExists, Fenced, Invalid, NotFound
 from lakebed.log import lines
+from lakebed.log.broker import Broker
 from lakebed.log.model import OffsetOutOfRange, TopicConfig
 from support.shell import Shell
 
@@ -125,6 +128,56 @@ def test_a_group_reads_on_where_it_stopped(filled: Shell) -> None:
 
     assert [["r1", "r2", "r3"], ["r4", "r5"], ["r1"], ["r1"]] == [first, second, other, alone]
     assert [["r6", "r7", "r8", "r9"], []] == [rest, after]
+
+
+class FullDisk(io.RawIOBase):
+    """A file that takes no byte as long as its disk is full."""
+
+    full = True
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.full:
+            raise OSError("no space left on the device")
+        return len(data)
+
+
+def test_records_that_could_not_be_written_are_read_again_by_their_group(
+    filled: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written before their offset is committed, also when all of them fit into the buffer of stdout."""
+    disk = FullDisk()
+    out = io.TextIOWrapper(io.BufferedWriter(disk))
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", out)
+        code, _, told = filled("topics", "consume", "orders", "--group", "g", "-c", "3")
+    disk.full = False
+    out.close()
+
+    assert (exits.FAILED, True) == (code, "no space left" in told)
+    assert ["r1", "r2", "r3"] == records(filled, "--group", "g", "-c", "3")
+
+
+def test_a_follower_writes_each_record_before_it_waits_for_more(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads its output sees a record when it arrives, not when a buffer is full."""
+    disk, seen = FullDisk(), list[bytes]()
+    monkeypatch.setattr(disk, "write", lambda data: seen.append(bytes(data)) or len(data))
+    consume, fetches = Broker.consume, list[bytes]()
+
+    async def twice(*arguments: Any, **options: Any) -> Any:
+        fetches.append(b"".join(seen))
+        if len(fetches) == 2:
+            raise Invalid("the end of this test")
+        return await consume(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Broker, "consume", twice)
+        patched.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(disk)))
+        filled("topics", "consume", "orders", "--follow", "-o", "8")
+
+    assert [b"", b"r8\nr9\n"] == fetches
 
 
 def test_a_seek_moves_a_group_and_a_dry_one_does_not(filled: Shell) -> None:

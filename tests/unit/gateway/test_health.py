@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import parser as text_parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from lakebed import __version__
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Health
 from lakebed.core.errors import Unavailable
+from lakebed.core.metrics import TABLE, Metrics
 from lakebed.gateway.app import Gateway
 from lakebed.gateway.health import HealthChecker, StoreCheck
-from lakebed.gateway.metrics import preferred
+from lakebed.gateway.metrics import RIGHT, THINGS, preferred
 from lakebed.gateway.state import state_of
 from lakebed.store.authority import AUTHORITY_KEY, claim
 from lakebed.store.memory import MemoryStore
@@ -205,6 +208,45 @@ async def test_metrics_need_a_right(make: Make, ask: Ask) -> None:
 
     assert (await ask(app, "GET", "/metrics", headers={"x-api-key": "0123456789abcdef-agent"})).status_code == 403
     assert (await ask(app, "GET", "/metrics", headers={"x-api-key": "0123456789abcdef-scraper"})).status_code == 200
+
+
+def fill(metrics: Metrics) -> None:
+    """A series of each of two tenants in every metric, where its labels name a thing; else one of the whole lake."""
+    for metric in TABLE:
+        made = getattr(metrics, metric.kind)(metric.name)
+        for tenant in ("acme", "rival"):
+            labels = {name: f"{tenant}-1" if name in THINGS else "x" for name in metric.labels}
+            series = made.labels(**labels) if labels else made
+            (series.observe if metric.kind == "histogram" else series.inc)(1)
+
+
+async def test_a_tenants_key_reads_the_series_of_its_own_things_and_no_others(make: Make, ask: Ask) -> None:
+    """In every form: not those of another tenant, and none that names no thing, because it counts the whole lake."""
+    secret = "0123456789abcdef-tenant"
+    app = make(keys=[{"name": "acme", "secret": secret, "rights": [RIGHT], "tenant": "acme"}])
+    fill(state_of(app).context.metrics)
+    forms = ("application/json", "application/openmetrics-text", "text/plain")
+
+    answers = [await ask(app, "GET", "/metrics", headers={"x-api-key": secret, "accept": form}) for form in forms]
+    answers.append(await ask(app, "GET", "/metrics/prometheus", headers={"x-api-key": secret}))
+
+    samples = [list(parsed(answer)) for answer in answers]
+    named = {metric.name for metric in TABLE if THINGS.intersection(metric.labels)}
+    for found in samples:
+        assert named == {next(one for one in (name, name.rpartition("_")[0]) if one in named) for name, _ in found}
+        assert {"acme-1"} == {value for _, labels in found for label, value in labels.items() if label in THINGS}
+        assert all(THINGS.intersection(labels) for _, labels in found)
+
+
+def parsed(answer: httpx2.Response) -> Iterator[tuple[str, dict[str, str]]]:
+    """The name and the labels of each sample."""
+    if answer.headers["content-type"].startswith("application/json"):
+        for name, rows in answer.json().items():
+            yield from ((name, row["labels"]) for row in (rows if isinstance(rows, list) else [{"labels": {}}]))
+        return
+    parse = openmetrics_parser if "openmetrics" in answer.headers["content-type"] else text_parser
+    for family in parse.text_string_to_metric_families(answer.text):
+        yield from ((sample.name, sample.labels) for sample in family.samples if not sample.name.endswith("_created"))
 
 
 async def test_strangers_who_ask_often_cost_one_report_a_second(make: Make, ask: Ask) -> None:

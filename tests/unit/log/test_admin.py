@@ -83,12 +83,14 @@ async def test_a_pending_append_is_the_last_segment_once(host: Host) -> None:
 
     found = await host.broker().admin.segments(TP)
     behind = await host.broker().admin.segments(TP, from_offset=3)
+    beyond = await host.broker().admin.segments(TP, from_offset=4)
     described = await host.broker().admin.describe(TP)
 
     assert [("WAL", 1, 2, 2), ("PENDING", 3, 3, 1)] == [
         (row.type, row.start_offset, row.end_offset, row.records) for row in found.segments
     ]
     assert ["PENDING"] == [row.type for row in behind.segments]
+    assert [] == beyond.segments
     assert found.segments[1].bytes > 0 and found.next_offset is None and found.compacted_to == 0
     assert described.pending
     await host.services().compactor.compact_once(TP)

@@ -203,3 +203,16 @@ async def test_a_member_that_seeks_under_its_own_generation_keeps_it(host: Host)
 
     assert (2, member.generation) == (back.offset, back.generation)
     assert 5 == (await broker.groups.commit("g", TP, 5, generation=member.generation)).offset
+
+
+async def test_an_offset_of_a_partition_that_is_gone_hides_no_other(host: Host) -> None:
+    """It is left of a deleted partition until it is deleted too; the other partitions have their lag."""
+    broker, other = await filled(host), TopicPartition(TP.topic, 1)
+    await host.append(broker, b"a", b"b", tp=other)
+    for tp in (TP, other):
+        await broker.groups.commit("g", tp, 1)
+    await broker.records.meta.delete(paths.control(TP), partition_key=TP.partition_key)
+
+    rows = await broker.groups.progress(TP.topic)
+
+    assert [("g", 1, 2)] == [(row.group, row.partition, row.lag) for row in rows]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import math
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -57,13 +58,19 @@ class Server:
         return await self.post("/v1/consume", {"topic_partitions": [requested], **more})
 
 
-@pytest.fixture
-async def server(host: Host) -> AsyncIterator[Server]:
-    context: Context = host.context(batch_max_delay_ms=1.0)
+@asynccontextmanager
+async def serving(host: Host, **settings: Any) -> AsyncIterator[Server]:
+    context: Context = host.context(batch_max_delay_ms=1.0, **settings)
     routes = LogRoutes(context, host.meta())
     app = build(context, [routes])
     async with AsyncClient(transport=ASGITransport(app=app), base_url="http://localhost") as client:
         yield Server(host, client, routes)
+
+
+@pytest.fixture
+async def server(host: Host) -> AsyncIterator[Server]:
+    async with serving(host) as made:
+        yield made
 
 
 async def test_produce_answers_as_the_seed_says(server: Server) -> None:
@@ -396,6 +403,30 @@ async def test_operators_routes(server: Server) -> None:
     deleted = await client.request("DELETE", "/v1/topics/orders", content=b'{"reason":"done"}')
     assert deleted.json() == {"topic": "orders", "deleted": [0]}
     assert (await client.get("/v1/topics")).json() == {"topics": []}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "expected"),
+    [
+        ("POST", "/partitions/0/trim", b'{"before_offset":3}', ["OffsetOutOfRange", ["c"], []]),
+        ("DELETE", "", b'{"reason":"done"}', ["UnknownTopicPartition"] * 3),
+    ],
+)
+async def test_what_is_trimmed_or_deleted_here_is_gone_here_at_once(
+    host: Host, method: str, path: str, body: bytes, expected: list[Any]
+) -> None:
+    """Not with the next poll: the records that this broker has in its cache are not served any more."""
+    async with serving(host, poll_s=600.0) as server:
+        await server.produce(*"abc")
+
+        async def consumed() -> list[Any]:
+            (found,) = zip(*[(await server.consume(offset)).json()["results"] for offset in (1, 3, 4)], strict=True)
+            return [result.get("error_type") or result["records"] for result in found]
+
+        before = await consumed()
+        await server.request(method, f"/v1/topics/orders{path}", body)
+
+        assert ([["a", "b", "c"], ["c"], []], expected) == (before, await consumed())
 
 
 async def test_segments_tell_where_every_record_lies(server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -15,9 +15,9 @@ from lakebed.core.clock import ManualClock, settle
 from lakebed.gateway.app import build
 from lakebed.log import notices
 from lakebed.log.broker import Broker
-from lakebed.log.brokers import REFRESH_S
+from lakebed.log.brokers import REFRESH_S, BrokerRecord
 from lakebed.log.model import TopicPartition
-from lakebed.log.notices import MovedNotice, NoticeSender
+from lakebed.log.notices import MovedNotice, NoticeConnection, NoticeSender
 from lakebed.log.routes import LogRoutes
 from lakebed.meta.bucket.backend import BucketMeta
 from support.log_host import TP, Host
@@ -250,3 +250,203 @@ async def test_what_does_not_fit_into_a_notice_is_left_to_the_poll(monkeypatch: 
     await clock.advance(1.0)
 
     assert [["first"], ["a", "b", "e"]] == sent
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(), TimeoutError(), asyncio.IncompleteReadError(b"", 1), ValueError("no length")]
+)
+async def test_after_a_notice_that_failed_only_what_moves_later_is_sent(error: Exception) -> None:
+    """However it failed. What moved in the pause was found by the other's polls, so nothing is kept for it."""
+    sent: list[list[int]] = []
+
+    async def send(notice: MovedNotice) -> None:
+        sent.append([one.partition for one in notice.moved])
+        if len(sent) == 1:
+            raise error
+
+    clock = ManualClock()
+    sender = NoticeSender(send, clock)
+    for partition in range(3):
+        sender.moved({TopicPartition("orders", partition): 1})
+        await clock.advance(0.6 * notices.PAUSE_S)
+
+    assert [[0], [2]] == sent
+
+
+async def test_the_more_brokers_there_are_the_rarer_are_the_notices_to_each(
+    host: Host, pair: tuple[Gateway, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that all of them together cost a broker a bounded number a second."""
+    monkeypatch.setattr(notices, "SPACING_S", 1.0)
+    peer, peers = Peer(monkeypatch, *[OK] * 4), pair[0].peers
+    third = Gateway(host, "three")
+    for each in (third.peers, peers):
+        await each.registry.refresh()
+
+    counts = []
+    for end, after_s in enumerate((0.1, 1.5, 0.5), 1):
+        peers.moved({TP: end})
+        await host.clock.advance(after_s)
+        counts.append(len(peer.requests))
+    await third.broker.stop()
+
+    assert [2, 2, 4] == counts
+
+
+class Peer:
+    """Another broker without a socket: answers each request with the next of `answers`; none closes the connection."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> None:
+        self._answers = list(answers)
+        self.requests: list[bytes] = []
+        self.connections: list[PeerConnection] = []
+        monkeypatch.setattr("lakebed.log.notices.asyncio.open_connection", self._open)
+
+    async def _open(self, *_: Any, **__: Any) -> tuple[asyncio.StreamReader, PeerConnection]:
+        self.connections.append(PeerConnection(self))
+        return self.connections[-1].reader, self.connections[-1]
+
+    def answer(self, request: bytes) -> bytes | None:
+        self.requests.append(request)
+        return self._answers.pop(0) if self._answers else None
+
+    @property
+    def closed(self) -> list[bool]:
+        return [each.closed for each in self.connections]
+
+
+class PeerConnection:
+    """As a StreamWriter. What is written to a connection that has ended is lost."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer, self.reader, self.closed = peer, asyncio.StreamReader(), False
+
+    def write(self, data: bytes) -> None:
+        if self.closed or self.reader.at_eof():
+            return
+        answer = self._peer.answer(data)
+        if answer is not None:
+            self.reader.feed_data(answer)
+        if answer is None or not answer.endswith(OK):
+            self.reader.feed_eof()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+OTHER = BrokerRecord("two", http="http://two:1", token="the token")
+NOTICE = MovedNotice([notices.MovedPartition("orders", 0, 7)])
+
+
+async def test_notices_to_a_broker_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a whole request with the other's token and the partitions' high watermarks."""
+    peer = Peer(monkeypatch, OK, OK)
+    connection = NoticeConnection(OTHER)
+
+    await connection.post(NOTICE)
+    await connection.post(NOTICE)
+    connection.close()
+
+    body = msgspec.json.encode(NOTICE)
+    head = b"POST /v1/brokers/moved HTTP/1.1\r\nhost: two:1\r\nx-lakebed-broker-token: the token\r\n"
+    assert 2 * [head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body] == (
+        peer.requests
+    )
+    assert [True] == peer.closed
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n",
+        b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 500 Internal Server Error\r\n\r\n",
+    ],
+)
+async def test_a_connection_on_which_a_notice_failed_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    """However it failed: the rest of an answer would be taken for that of the next notice, which needs a new one."""
+    peer = Peer(monkeypatch, answer, OK)
+    connection = NoticeConnection(OTHER)
+
+    with pytest.raises((OSError, asyncio.IncompleteReadError, ValueError)):
+        await connection.post(NOTICE)
+    after_failure = peer.closed
+    await connection.post(NOTICE)
+
+    assert ([True], [True, False]) == (after_failure, peer.closed)
+
+
+async def test_a_broker_that_does_not_answer_in_time_gets_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its late answer would be taken for that of the next notice."""
+    peer = Peer(monkeypatch)
+    monkeypatch.setattr(PeerConnection, "write", lambda self, data: None)
+    monkeypatch.setattr(notices, "TIMEOUT_S", 0.0)
+    connection = NoticeConnection(OTHER)
+
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await connection.post(NOTICE)
+
+    assert [True, True] == peer.closed
+
+
+@pytest.mark.parametrize("how", [asyncio.StreamReader.feed_eof, lambda one: one.set_exception(ConnectionResetError())])
+async def test_a_connection_that_the_other_broker_has_ended_meanwhile_costs_no_notice(
+    monkeypatch: pytest.MonkeyPatch, how: Callable[[asyncio.StreamReader], None]
+) -> None:
+    """Gateways close what is idle for a minute: where records are rare, every second notice would be lost."""
+    peer = Peer(monkeypatch, OK, OK)
+    connection = NoticeConnection(OTHER)
+    await connection.post(NOTICE)
+    how(peer.connections[0].reader)
+
+    await connection.post(NOTICE)
+
+    assert ([True, False], 2) == (peer.closed, len(peer.requests))
+
+
+async def test_connections_to_brokers_that_are_gone_are_closed(
+    host: Host, pair: tuple[Gateway, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the next append, and all of them when this broker stops: others come and go while one lives."""
+    peer, one = Peer(monkeypatch, *[OK] * 4), pair[0]
+    third = Gateway(host, "three")
+    for each in (third, one):
+        await each.peers.registry.refresh()
+    await host.produce(one.broker, b"a")
+    await host.clock.advance(0.1)
+    open_to_both = peer.closed
+    await third.broker.stop()
+    await one.peers.registry.refresh()
+    await host.produce(one.broker, b"b")
+    await host.clock.advance(0.1)
+    after_one_left = peer.closed
+    await one.broker.stop()
+
+    assert [False, False] == open_to_both
+    assert ([False, True], [True, True], 3) == (sorted(after_one_left), peer.closed, len(peer.requests))
+
+
+async def test_partitions_of_several_brokers_have_no_better_one(pair: tuple[Gateway, Gateway]) -> None:
+    """Nor has a request without any. A broker that does not read is no better one for a consumer."""
+    peers = pair[0].peers
+    tps = [TopicPartition("orders", number) for number in range(16)]
+    of: dict[str, list[TopicPartition]] = {"one": [], "two": []}
+    for tp in tps:
+        owner = peers.registry.owner(tp)
+        assert owner is not None
+        of[owner.id].append(tp)
+
+    better = [peers.better(asked, writes=True) for asked in (of["one"], of["two"], tps, [])]
+    pair[1].peers.registry.me = msgspec.structs.replace(pair[1].peers.registry.me, reads=False)
+    for each in pair[::-1]:
+        await each.peers.registry.refresh()
+
+    assert ["", "http://two:1", "", ""] == better
+    assert ("http://two:1", "") == (peers.better(of["two"], writes=True), peers.better(of["two"], writes=False))

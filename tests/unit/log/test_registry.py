@@ -93,6 +93,21 @@ async def test_a_partition_that_is_removed_leaves_the_registry(host: Host) -> No
     assert tps[1:] == await found(services)
 
 
+async def test_a_tombstone_stays_as_long_as_a_slow_writer_may_be_left(host: Host) -> None:
+    """For the horizon of the vacuum: without it, a late append would begin a new log at the offsets of the old one."""
+    broker, services = host.broker(), host.services(vacuum_horizon_s=100.0)
+    await host.append(broker, b"a")
+    await broker.admin.delete(TP.topic, reason="done")
+
+    there = []
+    for after_s in (1.0, 98.0, 1.0):
+        await host.clock.advance(after_s)
+        await services.retention.apply_once(TP)
+        there.append(paths.control(TP) in host.meta_keys())
+
+    assert [True, True, False] == there
+
+
 async def test_a_partition_that_is_created_again_while_it_is_removed_stays_registered(host: Host) -> None:
     """Between the removal of its control record and that of its entry, a produce creates it."""
     await filled(host, 1)

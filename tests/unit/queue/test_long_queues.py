@@ -14,6 +14,7 @@ from lakebed.core.errors import Corrupt, Invalid, Overloaded, Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction
 from lakebed.queue import appending, codec, paths
+from lakebed.queue import shards as sharded
 from lakebed.queue.feed import QueueFeed
 from lakebed.queue.model import Append, KeyValueEntry, PendingBatch, ProducerManifest
 from lakebed.queue.roles import Queue
@@ -357,6 +358,73 @@ class TestShards:
 
         assert {b"%d" % shard: list(range(5)) for shard in range(4)} == seen
         assert (20, 4) == (status.pending, status.shards)
+
+    async def test_a_shard_with_a_backlog_does_not_hold_up_the_others(self, open_queue: Open) -> None:
+        """They are asked in turn, also where one of them is empty."""
+        for shard, count in ((0, 9), (1, 3), (3, 3)):
+            ingestor = open_queue(shards=4).ingestor(shard)
+            for number in range(count):
+                await ingestor.ingest([KeyValueEntry(b"k", b"%d" % number)])
+                await ingestor.flush()
+            await ingestor.close()
+        found: list[int] = []
+        async with open_queue(shards=4).collector() as collector:
+            while (batch := await collector.next_batch()) is not None:
+                found.append(batch.shard)
+                await collector.ack(batch)
+
+        assert [{0, 1, 3}] * 3 == [set(found[at : at + 3]) for at in (0, 3, 6)]
+        assert [0] * 6 == found[9:]
+
+    async def test_a_new_shard_is_found_though_the_others_always_have_a_batch(
+        self, open_queue: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A collector that is never idle looks for shards all the same, and skips nothing for it."""
+        monkeypatch.setattr(sharded, "LOOK_EVERY", 3)
+        await append(open_queue(shards=2), 9)
+        async with open_queue(shards=2).collector() as collector:
+            found = [await collector.next_batch()]
+            ingestor = open_queue(shards=3).ingestor(2)
+            await ingestor.ingest([KeyValueEntry(b"k", b"new")])
+            await ingestor.close()
+            found += [await collector.next_batch() for _ in range(10)]
+
+        shards = [batch.shard for batch in found if batch is not None]
+        assert (9, 1, 10) == (shards.count(0), shards.count(2), len(shards))
+        assert 5 > shards.index(2)
+
+    async def test_a_shard_that_takes_no_claims_back_does_not_keep_those_of_the_others(
+        self, open_queue: Open, memory: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others' are free at once, and its own when they are stale: a closed collector sends no heartbeat."""
+        rules = {"shards": 2, "heartbeat_timeout_s": 3.0}
+        for shard in (0, 1):
+            ingestor = open_queue(**rules).ingestor(shard)
+            await ingestor.ingest([KeyValueEntry(b"k", b"%d" % shard)])
+            await ingestor.close()
+        closing = open_queue(**rules)
+        collector, of_first = closing.collector(), paths.consumer_manifest(closing.settings.manifest_path)
+        for _ in range(2):
+            assert await collector.next_batch() is not None
+        replace = memory.replace
+
+        async def away(key: str, *arguments: Any) -> Any:
+            if key == of_first:
+                raise Unavailable("the store is away")
+            return await replace(key, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "replace", away)
+            with pytest.raises(Unavailable):
+                await collector.close()
+        async with open_queue(**rules).collector() as other:
+            at_once = [await other.next_batch() for _ in range(2)]
+            for _ in range(10):
+                await manual_clock.advance(1.0)
+            later = await other.next_batch()
+
+        assert [1, None] == [batch.shard if batch is not None else None for batch in at_once]
+        assert later is not None and 0 == later.shard
 
     async def test_shards_are_read_after_the_setting_was_lowered(self, open_queue: Open) -> None:
         """Nothing is forgotten in a shard that is no longer written; a collector of one shard says what to set."""

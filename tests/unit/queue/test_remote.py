@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Denied, Unavailable
 from lakebed.core.ids import Ids
@@ -23,6 +23,7 @@ from lakebed.queue.model import Append, KeyValueEntry
 from lakebed.queue.roles import Queue
 from lakebed.queue.routes import component
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject, Version, Written
 from lakebed.wiring.parts import sections
 
 CLAIMS = "/v1/queues/jobs/claims"
@@ -130,6 +131,41 @@ async def test_a_claim_goes_stale_unless_it_is_extended(store: MemoryStore, manu
 
     assert 20_000 + mine["expires_ms"] == extended.json()["expires_ms"]
     assert ([409] * 3, 200) == (verbs, taken.status_code)
+
+
+class Slow(MemoryStore):
+    """Takes this long to read a batch, and to answer a write."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self._manual, self.read_s, self.write_s = clock, 0.0, 0.0
+
+    async def get(self, key: str) -> StoredObject:
+        if key.endswith(".batch"):
+            await self._manual.advance(self.read_s)
+        return await super().get(key)
+
+    async def replace(self, key: str, data: bytes, etag: Version) -> Written:
+        written = await super().replace(key, data, etag)
+        await self._manual.advance(self.write_s)
+        return written
+
+
+@pytest.mark.parametrize(("read_s", "claimed_after_ms"), [(0.0, 0), (12.0, 0), (25.0, 25_000)])
+async def test_a_response_says_when_the_claim_goes_stale_and_not_later(
+    manual_clock: ManualClock, read_s: float, claimed_after_ms: int
+) -> None:
+    """The time that its batch was read, or its answer was on the way, is part of it; an old claim is renewed first."""
+    store = Slow(manual_clock)
+    async with gateway(store, manual_clock) as (client, context):
+        await put(context, b"a")
+        store.read_s, asked_ms = read_s, now_ms(manual_clock)
+        (mine,) = await claim(client, consumer="loader")
+        store.write_s, extended_ms = 5.0, now_ms(manual_clock)
+        extended = (await client.post(f"{CLAIMS}/{mine['claim']}/extend")).json()
+
+    assert asked_ms + claimed_after_ms + 30_000 == mine["expires_ms"]
+    assert extended_ms + 30_000 == extended["expires_ms"]
 
 
 VERBS = ("ack", "extend", "reject")
@@ -303,6 +339,25 @@ async def test_a_claim_covers_every_shard(store: MemoryStore, manual_clock: Manu
 
     assert ([b"0", b"1", b"2"], [200] * 3) == (sorted(values(found)), codes)
     assert (3, 0) == (status["shards"], status["pending"])
+
+
+async def test_claims_of_one_batch_each_take_the_shards_in_turn(store: MemoryStore, manual_clock: ManualClock) -> None:
+    """A shard with a backlog does not hold up the others, also not for consumers that claim one batch at a time."""
+    async with gateway(store, manual_clock, shards=3) as (client, context):
+        queue = Queue.of(context, "jobs")
+        for shard in range(3):
+            ingestor = queue.ingestor(shard)
+            for _ in range(3 if shard else 9):
+                await ingestor.ingest([KeyValueEntry(b"k", b"%d" % shard)])
+                await ingestor.flush()
+            await ingestor.close()
+        found: list[bytes] = []
+        for _ in range(9):
+            (batch,) = await claim(client, consumer="loader")
+            found += values([batch])
+            await client.post(f"{CLAIMS}/{batch['claim']}/ack")
+
+    assert [{b"0", b"1", b"2"}] * 3 == [set(found[at : at + 3]) for at in (0, 3, 6)]
 
 
 async def test_a_call_with_a_key_is_enqueued_once_at_all_gateways(

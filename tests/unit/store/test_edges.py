@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
+from botocore.exceptions import ClientError
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Conflict, Corrupt, Fenced, Invalid
+from lakebed.core.errors import Conflict, Corrupt, Denied, Fenced, Invalid, LakebedError, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction
 from lakebed.store import admin, authority, prices
-from lakebed.store.admin import LifecycleRule, _rule
+from lakebed.store.admin import BucketConfiguration, LifecycleRule, _denials, _replicas, _rule
 from lakebed.store.authority import AUTHORITY_KEY, Authority
 from lakebed.store.connect import PrefixedStore, connect
 from lakebed.store.lease import HeldByAnother, HeldLease, Lease
@@ -194,3 +196,98 @@ async def test_every_page_of_versions_is_read_for_delete_markers(monkeypatch: py
 
     assert (True, ("a/2", "b/2")) == (found.versioned, found.delete_markers)
     assert ["lake/a/", "lake/b/"] == asked
+
+
+DENIAL = {"Effect": "Deny", "Action": "s3:DeleteObject"}
+POLICY = msgspec.json.encode({"Statement": [{"Effect": "Allow", "Action": "*"}, DENIAL]}).decode()
+RULES = [{"Status": status, "Destination": {"Bucket": status}} for status in ("Enabled", "Disabled", "Enabled")]
+
+
+def no(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code}}, "asked")
+
+
+class Configured:
+    """A bucket whose policy and replication are these, or cannot be read."""
+
+    def __init__(self, policy: Any, replication: Any) -> None:
+        self._policy, self._replication = policy, replication
+
+    def get_bucket_policy(self, **_: Any) -> Any:
+        return self._answer(self._policy)
+
+    def get_bucket_replication(self, **_: Any) -> Any:
+        return self._answer(self._replication)
+
+    def _answer(self, found: Any) -> Any:
+        if isinstance(found, ClientError):
+            raise found
+        return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "denials"),
+    [
+        ({"Policy": POLICY}, (DENIAL,)),
+        ({"Policy": "{}"}, ()),
+        (no("NoSuchBucketPolicy"), ()),
+        (no("AccessDenied"), None),
+        (no("NotImplemented"), None),
+        ({"Policy": "no JSON"}, None),
+        ({}, None),
+    ],
+)
+def test_only_what_a_policy_denies_is_told_and_unknown_is_not_none(policy: Any, denials: Any) -> None:
+    """A store that does not answer may deny anything: that is not the same as a policy without denials."""
+    assert denials == _denials(Configured(policy, {}), "lake")
+
+
+@pytest.mark.parametrize(
+    ("replication", "replicas"),
+    [
+        ({"ReplicationConfiguration": {"Rules": RULES}}, ("Enabled", "Enabled")),
+        ({"ReplicationConfiguration": {"Rules": []}}, ()),
+        (no("ReplicationConfigurationNotFoundError"), ()),
+        (no("AccessDenied"), None),
+        ({}, None),
+    ],
+)
+def test_only_rules_in_force_replicate_and_unknown_is_not_none(replication: Any, replicas: Any) -> None:
+    """A rule that is disabled copies nothing; a store that does not answer may copy anywhere."""
+    assert replicas == _replicas(Configured({}, replication), "lake")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("AccessDenied", Denied), ("SlowDown", Unavailable), ("NoSuchBucket", Unavailable)]
+)
+async def test_a_configuration_that_cannot_be_read_is_an_error_and_not_an_empty_one(
+    code: str, kind: type[LakebedError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of versions and of lifecycle rules alike; a bucket without rules has none."""
+
+    class Partly(Configured):
+        closed = 0
+
+        def __init__(self, versioning: Any, lifecycle: Any) -> None:
+            super().__init__(no("NoSuchBucketPolicy"), no("ReplicationConfigurationNotFoundError"))
+            self._versioning, self._lifecycle = versioning, lifecycle
+
+        def get_bucket_versioning(self, **_: Any) -> Any:
+            return self._answer(self._versioning)
+
+        def get_bucket_lifecycle_configuration(self, **_: Any) -> Any:
+            return self._answer(self._lifecycle)
+
+        def close(self) -> None:
+            Partly.closed += 1
+
+    settings = StoreSettings.of({"url": "s3://lake"})
+    for unreadable in (Partly(no(code), {}), Partly({}, no(code))):
+        monkeypatch.setattr(admin, "client", lambda _, made=unreadable: made)
+        with pytest.raises(kind) as refused:
+            await admin.bucket_state(settings, [])
+        assert kind is type(refused.value)
+    monkeypatch.setattr(admin, "client", lambda _: Partly({}, no("NoSuchLifecycleConfiguration")))
+
+    assert BucketConfiguration(False, (), ()) == await admin.bucket_state(settings, [])
+    assert 3 == Partly.closed

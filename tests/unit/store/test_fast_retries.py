@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
+import httptools
 import pytest
 
 from lakebed.core import errors
@@ -160,6 +162,25 @@ async def test_a_connection_is_used_again_unless_it_was_closed_or_says_that_it_c
     await puts.put("k", b"x", None)
     assert [line.asked for line in puts.opened] == [2, 2, 1]
     assert puts.opened[1].is_closed
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(), TimeoutError(), httptools.HttpParserError("no HTTP"), asyncio.CancelledError()]
+)
+async def test_a_connection_on_which_a_put_failed_is_closed(error: BaseException) -> None:
+    """However it failed, also where its caller gave up: the late answer would be taken for that of the next PUT."""
+
+    async def failing(*_: Any) -> PutResponse:
+        raise error
+
+    puts = Opening()
+    await puts.put("k", b"x", None)
+    puts.opened[0].send = failing  # type: ignore[method-assign]
+    with suppress(asyncio.CancelledError):
+        await puts.put("k", b"x", None)
+    await puts.put("k", b"x", None)
+
+    assert [True, False] == [line.is_closed for line in puts.opened]
 
 
 async def test_no_more_connections_are_kept_than_the_limit() -> None:

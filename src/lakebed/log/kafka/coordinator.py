@@ -84,8 +84,8 @@ class GroupCoordinator:
         """The groups without members since before this time. Begins to count where nobody has."""
         found: list[str] = []
         for name in await self.groups():
-            now = await self._change(name, membership.emptied)
-            if not now.members and now.empty_since_ms <= before_ms:
+            now = await self._change(name, lambda at, ms: at if at is EMPTY else membership.emptied(at, ms))
+            if now is not EMPTY and not now.members and now.empty_since_ms <= before_ms:
                 found.append(name)
         return found
 

@@ -220,6 +220,26 @@ async def test_a_group_without_members_and_commits_expires_with_its_offsets(host
     await broker.groups.store("g", TP, 2, note="", generation=again[0].generation)
 
 
+async def test_a_group_that_is_deleted_while_groups_expire_stays_deleted(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the list of groups and the look at each of them: a look makes no group."""
+    workers, kafka = host.services(group_retention_s=7 * DAY_S), coordinator(host)
+    retention: Any = workers.group_retention
+    await kafka.demand_commit("g", "", -1, None)
+    listed = retention._coordinator.groups
+
+    async def deleted_since() -> dict[str, Group]:
+        found: dict[str, Group] = await listed()
+        await kafka.delete("g")
+        return found
+
+    monkeypatch.setattr(retention._coordinator, "groups", deleted_since)
+
+    assert [] == await retention.apply_once()
+    assert {} == await kafka.groups()
+
+
 async def test_a_group_in_use_does_not_expire(host: Host) -> None:
     """By members that send heartbeats, or by commits of a client without a group membership."""
     workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)

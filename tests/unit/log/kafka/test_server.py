@@ -483,6 +483,26 @@ async def test_partitions_beyond_the_limit_of_a_request_are_answered_too(monkeyp
     assert [ErrorCode.none, ErrorCode.none, ErrorCode.kafka_storage_error] == [row["error_code"] for row in fetched]
 
 
+@pytest.mark.parametrize(("names", "waits"), [(["orders"], True), (["orders", "no topic"], False)])
+async def test_a_fetch_waits_for_records_only_where_no_partition_is_refused(names: list[str], waits: bool) -> None:
+    """A client learns at once what it may not read; otherwise it gets its answer after max_wait at the latest."""
+    host = Host()
+    await host.append(host.broker(), b"x", tp=TopicPartition("orders", 0))
+    asked = fetch_of(0)
+    part = SimpleNamespace(partition=0, fetch_offset=2, partition_max_bytes=1000)
+    asked.topics = [SimpleNamespace(topic=name, partitions=[part]) for name in names]
+    asked.max_wait, asked.min_bytes = timedelta(seconds=3), 1
+
+    answering = asyncio.ensure_future(DataRequests(services_of(host, host.context())).fetch(asked, info_of(12)))
+    await host.clock.advance(0.1)
+    at_once = answering.done()
+    await host.clock.advance(3.0)
+    rows = [topic["partitions"][0] for topic in (await answering)["responses"]]
+
+    assert (not waits, ErrorCode.none) == (at_once, rows[0]["error_code"])
+    assert [ErrorCode.invalid_request] * (len(names) - 1) == [row["error_code"] for row in rows[1:]]
+
+
 @pytest.mark.parametrize("version", [1, 7, 8])
 async def test_a_group_retries_while_its_offsets_cannot_be_read_or_written(
     monkeypatch: pytest.MonkeyPatch, version: int
