@@ -290,6 +290,25 @@ async def test_who_asks_for_few_runs_hides_none_from_who_asks_for_more() -> None
     assert (3, 7) == (len(few), len(more))
 
 
+async def test_a_run_that_is_recorded_in_an_hour_that_is_over_is_shown() -> None:
+    """It began in its last second, and its record came after the first one of the next hour was shown."""
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    log, reader = RunLog(runtime, "log"), RunReader(runtime, "log")
+    async with log.record("log compaction", "before"):
+        pass
+    await clock.advance(HOUR_S - clock.now_ns() / 1e9 % HOUR_S - 1.0)
+    async with log.record("log compaction", "across"):
+        await clock.advance(2.0)
+        async with log.record("log compaction", "after"):
+            pass
+        early = await reader.latest(40)
+    late = await reader.latest(40)
+
+    assert ["after", "before"] == [run.subject for run in early]
+    assert ["after", "across", "before"] == [run.subject for run in late]
+
+
 async def test_old_records_are_deleted() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
