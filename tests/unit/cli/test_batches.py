@@ -89,6 +89,18 @@ def test_a_frame_is_dumped_from_a_file_or_by_its_accepted_manifest(filled: Shell
     assert exits.code_for(NotFound("")) == missing
 
 
+def test_an_empty_file_is_dumped_as_what_it_is_and_not_looked_for_in_the_bucket(shell: Shell, tmp_path: Path) -> None:
+    """A spool begins with an empty segment; a frame is never empty."""
+    segment, frame = tmp_path / "1.spool", tmp_path / "x.lmbatch"
+    segment.touch()
+    frame.touch()
+
+    code, _, why = shell("batches", "dump", str(frame))
+
+    assert [] == shell.data("batches", "dump", str(segment))
+    assert exits.code_for(Invalid("")) == code, why
+
+
 def test_agents_and_their_newest_batches_are_shown(filled: Shell) -> None:
     """Every agent once; recent batches up to a limit."""
     agents = filled.data("batches", "agents")
@@ -270,6 +282,17 @@ def test_the_newest_point_is_searched_as_far_back_as_was_said(shell: Shell) -> N
     ]
 
     assert 0 == found[0] < found[1]
+
+
+@pytest.mark.parametrize(
+    "other", [("--window-s", "60"), ("--from", "2025-10-09T08:00:00Z"), ("--to", "2025-10-09T08:00:00Z")]
+)
+def test_the_newest_point_has_no_windows_and_no_other_range(filled: Shell, other: tuple[str, str]) -> None:
+    """What would be left out of the answer is refused, whoever answers."""
+    code, out, why = filled("batches", "query", "cpu", "--latest", *other)
+
+    assert (exits.code_for(Invalid("")), "") == (code, out)
+    assert "--latest" in why and "--since-s" in why
 
 
 def test_windows_have_quantiles_and_points_do_not(filled: Shell) -> None:
