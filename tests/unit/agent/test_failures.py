@@ -471,6 +471,21 @@ async def test_the_health_of_an_agent_is_that_of_its_queue(tmp_path: Path, metri
     agent._queue.close()
 
 
+async def test_files_that_a_crash_left_unfinished_are_counted_when_the_agent_starts(
+    tmp_path: Path, metrics: Metrics
+) -> None:
+    before = await opened(agent_of(tmp_path, metrics))
+    await before._store([frame("boot-1", 0, 4)])
+    before._queue.close()
+    (boot,) = (tmp_path / "q" / "boots").iterdir()
+    (boot / "a.tmp").write_bytes(b"x")
+
+    again = await opened(agent_of(tmp_path, metrics))
+    again._queue.close()
+
+    assert 1 == metrics.value("lakebed_agent_torn_total")
+
+
 async def test_every_synchronous_write_is_counted_once(tmp_path: Path, metrics: Metrics) -> None:
     """However many batches are stored one after the other."""
     agent = await opened(agent_of(tmp_path, metrics))
