@@ -231,14 +231,15 @@ class BadSampleReporter:
     def __init__(self, source: str, metrics: Metrics) -> None:
         self._source, self._metrics, self._log = source, metrics, logs.logger("agent")
 
-    def report(self, problems: Iterable[tuple[int, str]], *, origin: str = "") -> int:
-        """Takes (line or item number, what is wrong); returns how many there were."""
+    def report(self, problems: Iterable[tuple[int, str]], *, origin: str = "", count: int = 0) -> int:
+        """Takes (line or item number, what is wrong); returns how many there were: `count` if these are the first."""
         found = list(problems)
+        count = max(count, len(found))
         if found:
-            self._metrics.counter("lakebed_agent_bad_samples_total").labels(self._source).inc(len(found))
+            self._metrics.counter("lakebed_agent_bad_samples_total").labels(self._source).inc(count)
             first = [f"{place}: {why}" for place, why in found[:REPORTED_MAX]]
-            self._log.warning("bad samples", source=self._source, origin=origin, count=len(found), first=first)
-        return len(found)
+            self._log.warning("bad samples", source=self._source, origin=origin, count=count, first=first)
+        return count
 
 
 def _name(what: str, name: str) -> None:

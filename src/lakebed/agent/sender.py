@@ -137,7 +137,7 @@ class Sender:
             self._metrics.counter("lakebed_agent_sent_samples_total").inc(entry.samples)
         elif outcome in _PARKED_FOR:
             await self._park(entry, _PARKED_FOR[outcome], verdict, collector.url)
-        elif outcome in (SendOutcome.BUSY, SendOutcome.LOST):
+        elif outcome in (SendOutcome.BUSY, SendOutcome.LOST, SendOutcome.MISROUTED):
             self._order.set_back(entry, self._clock.monotonic_s())
 
     async def _upload(
@@ -198,7 +198,10 @@ class Sender:
             self._alerts.off("denied")
             self._alerts.off("misrouted")
         elif outcome in (SendOutcome.DENIED, SendOutcome.MISROUTED):
-            self._order.refused(collector, now_s)
+            if outcome is SendOutcome.MISROUTED and not collector.failures:
+                self._order.failed(collector, now_s)  # a proxy may reject this batch alone: the next one tells
+            else:
+                self._order.refused(collector, now_s)
             message = f"{collector.url} returned {verdict.status}: {verdict.message}; check {_CHECK[outcome]}"
             self._alerts.on(outcome.value, message, url=collector.url)
         else:

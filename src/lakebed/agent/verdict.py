@@ -6,7 +6,7 @@
     400 413 415 422 of a gateway  rejected      park
     401 403                       denied        keep, alert, retry slowly
     408 429 5xx, other 409        busy          keep, retry after a while
-    anything else                 misrouted     keep, alert, retry slowly
+    anything else                 misrouted     keep, alert, retry after a while; slowly if the next batch gets it too
     no answer                     lost          keep, send again: a duplicate is answered with 200
 
 A 200 counts only with the body a collector gives: a proxy's welcome page must not delete data. What parks a batch

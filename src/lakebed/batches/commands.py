@@ -35,9 +35,10 @@ def dump(
         segment; or a key below store.prefix, which may also be an accepted manifest or any other JSON object of the
         part.
     """
-    data = Path(place).read_bytes() if Path(place).is_file() else b""
     manifest: dict[str, Any] = {}
-    if not data:
+    if Path(place).is_file():
+        data = Path(place).read_bytes()
+    else:
         manifest, data = in_loop(lambda: _fetch(where, place))
     if place.endswith(".lmrollup.zst"):
         from lakebed.rollups.codec.chunk import decode_rollup

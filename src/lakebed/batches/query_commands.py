@@ -47,6 +47,8 @@ def query(
     """
     if q and not window_s:
         raise Invalid("quantiles need windows", hint="add --window-s SECONDS")
+    if latest and (window_s or from_ or to):
+        raise Invalid("--latest looks back from now, for one point", hint="limit how far with --since-s SECONDS")
     start_ns, end_ns = _range(since_s, from_, to)
     params: Params = [("metric", metric), *(("match", text) for text in match or ())]
     if latest:

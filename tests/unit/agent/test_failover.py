@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lakebed.agent.alerts import Alerts
 from lakebed.agent.failover import DEMOTED_S, WAITS_MAX, SendLimits, SendOrder
-from lakebed.agent.model import QueuedBatch
+from lakebed.agent.model import ParkedBatch, QueuedBatch
 from lakebed.agent.sender import Sender
 from lakebed.core.clock import ManualClock
 from lakebed.core.ids import Ids
@@ -30,7 +30,7 @@ def test_a_collector_is_not_left_alone_for_longer_than_the_limit() -> None:
 
 
 def test_the_queue_is_shown_by_what_waits_in_it(tmp_path: Path, metrics: Metrics) -> None:
-    """Batches and bytes that wait, and none that are parked."""
+    """Batches and bytes that wait; parked ones are counted apart."""
     disk_queue = open_spool(tmp_path)
     alerts = Alerts(tmp_path / "alerts", metrics=metrics, now_ms=lambda: 7)
     sender = Sender(
@@ -43,14 +43,16 @@ def test_the_queue_is_shown_by_what_waits_in_it(tmp_path: Path, metrics: Metrics
         concurrency=2,
         offload=inline,
     )
-    disk_queue.append([frame("boot-1", 0, 0, size=5000), frame("boot-1", 1, 1, size=5000)])
+    disk_queue.append([frame("boot-1", number, number, size=5000) for number in range(3)])
+    oldest = disk_queue.claim()
+    assert oldest is not None
+    disk_queue.park(oldest, ParkedBatch("a", "boot-1", 0, 0, "rejected", oldest.sha256, 7, oldest.size_bytes))
 
     sender._gauge()
 
-    assert (2, disk_queue.pending_bytes, 0) == tuple(
+    assert (2, 2 * 8192, 1) == tuple(
         metrics.value(f"lakebed_agent_{name}") for name in ("queue_batches", "queue_bytes", "parked_batches")
     )
-    assert disk_queue.pending_bytes >= 10_000
 
 
 def test_a_collector_that_lost_to_a_hedge_is_asked_last_for_a_while() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from lakebed.agent.alerts import Alerts, AlertSources, read_alerts
@@ -24,6 +25,7 @@ from lakebed.agent.sender import Sender
 from lakebed.agent.settings import AgentSettings
 from lakebed.agent.sources.host import HostSource
 from lakebed.agent.sources.listen import OtlpListener
+from lakebed.agent.sources.otlp import REASONS_MAX
 from lakebed.agent.sources.stdin import StdinSource
 from lakebed.agent.verdict import CollectorResponse
 from lakebed.agent.waiting import wait_for_any, wait_for_first
@@ -471,6 +473,21 @@ async def test_the_health_of_an_agent_is_that_of_its_queue(tmp_path: Path, metri
     agent._queue.close()
 
 
+async def test_files_that_a_crash_left_unfinished_are_counted_when_the_agent_starts(
+    tmp_path: Path, metrics: Metrics
+) -> None:
+    before = await opened(agent_of(tmp_path, metrics))
+    await before._store([frame("boot-1", 0, 4)])
+    before._queue.close()
+    (boot,) = (tmp_path / "q" / "boots").iterdir()
+    (boot / "a.tmp").write_bytes(b"x")
+
+    again = await opened(agent_of(tmp_path, metrics))
+    again._queue.close()
+
+    assert 1 == metrics.value("lakebed_agent_torn_total")
+
+
 async def test_every_synchronous_write_is_counted_once(tmp_path: Path, metrics: Metrics) -> None:
     """However many batches are stored one after the other."""
     agent = await opened(agent_of(tmp_path, metrics))
@@ -591,20 +608,52 @@ async def test_a_line_that_is_too_long_is_given_up_before_it_ends(metrics: Metri
     assert 1 == batcher.buffered
 
 
-async def _asked(metrics: Metrics, body: bytes, **headers: str) -> int:
+async def test_a_line_that_a_stop_cut_off_is_not_taken_for_a_bad_one(metrics: Metrics) -> None:
+    """The rest of it was never read; the lines before it count."""
+    clock = ManualClock()
+    batcher = batcher_of(Disk(), clock, metrics)
+    source = StdinSource(runtime_of(clock, metrics=metrics), batcher, line_bytes_max=100)
+
+    class Reader:
+        chunks = [b'{"metric":"m","value":1}\n{"metric":', b""]
+
+        async def read(self) -> bytes:
+            if len(self.chunks) == 1:
+                source.stop()
+            return self.chunks.pop(0)
+
+        def stop(self) -> None: ...
+
+    await source._read(Reader())
+
+    assert (1, 0) == (batcher.buffered, metrics.value("lakebed_agent_bad_samples_total", source="stdin"))
+
+
+async def _asked(metrics: Metrics, body: bytes, *, points_max: int = 10, **headers: str) -> int:
     clock = ManualClock()
     listener = OtlpListener(
         runtime_of(clock, metrics=metrics),
         batcher_of(Disk(), clock, metrics),
         linger_s=0.01,
         bytes_max=1000,
-        points_max=10,
+        points_max=points_max,
         health=lambda: {"status": "ok"},
     )
     transport = httpx2.ASGITransport(app=listener.app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/metrics", content=body, headers={"content-type": "application/json", **headers})
     return answer.status_code
+
+
+async def test_every_rejected_point_of_a_request_is_counted(metrics: Metrics) -> None:
+    """Also those whose reason is not told: a request names the first ones only."""
+    points = [{"timeUnixNano": "1"} for _ in range(REASONS_MAX + 5)]
+    metric = {"name": "m", "gauge": {"dataPoints": points}}
+    body = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+
+    status = await _asked(metrics, msgspec.json.encode(body), points_max=100)
+
+    assert (200, len(points)) == (status, metrics.value("lakebed_agent_bad_samples_total", source="otlp"))
 
 
 async def test_a_compressed_body_is_one_whole_stream_within_the_limit(metrics: Metrics) -> None:

@@ -214,10 +214,15 @@ async def test_a_refused_agent_keeps_everything_alerts_and_asks_again_slowly(wor
     assert w.alerts == []
 
 
-async def test_a_poisoned_batch_delays_only_itself(world: Any) -> None:
-    """One batch that always gives 500 does not hold up the hundred behind it."""
+@pytest.mark.parametrize(
+    "reply",
+    [problem(500, "error"), OutcomeUnknown("no answer"), CollectorResponse(413, {}, b"<html>too large</html>")],
+    ids=["error", "no answer", "page of a proxy"],
+)
+async def test_a_poisoned_batch_delays_only_itself(world: Any, reply: Any) -> None:
+    """One batch that always fails, in whatever way, does not hold up the hundred behind it."""
     collectors = ScriptedCollectors(one=[accepted()])
-    collectors.by_batch[frame("boot-1", 0, 0).data] = problem(500, "error")
+    collectors.by_batch[frame("boot-1", 0, 0).data] = reply
     async with world(collectors) as w:
         w.put(*[(n, n) for n in range(100)])
         for _ in range(100):

@@ -22,6 +22,7 @@ from lakebed.core.errors import Fenced, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runs import RunLog
+from lakebed.store.lease import Lease
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from support.batch_frames import frame_of, submit
@@ -308,6 +309,28 @@ async def test_the_alert_fires_when_the_reconciler_stands_still(
 
     assert (False, False, True) == (well, soon, late)
     assert metrics.value("lakebed_batches_reconciler_errors_total") >= 10
+
+
+async def test_the_lag_is_that_of_the_range_that_is_furthest_behind(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics, ids: Ids, make_scan: MakeScan
+) -> None:
+    """Also of one that another process holds; that counts with what the other has checked, and not before."""
+    runtime = runtime_on(store, manual_clock, ids=ids, metrics=metrics)
+    behind = [grace_s := incremental.GRACE_NS / 1e9]
+    scan = make_scan(store)
+    await scan.scan()
+    for number, wait_s in ((0, 600.0), (incremental.RANGES - 1, 60.0)):
+        await manual_clock.advance(wait_s)
+        held = Lease(runtime, paths.range_lease_key(number), owner="other", lease_s=3600.0)
+        taken = await held.acquire()
+        await scan.scan()
+        behind.append(metrics.value("lakebed_batches_reconciler_lag_seconds"))
+        await held.release(taken)
+    await manual_clock.advance(5.0)
+    await scan.scan()
+    behind.append(metrics.value("lakebed_batches_reconciler_lag_seconds"))
+
+    assert [grace_s, 600.0 + grace_s, 60.0 + grace_s, grace_s] == behind
 
 
 async def test_a_range_that_another_process_has_just_checked_is_not_listed_again(

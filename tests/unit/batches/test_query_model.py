@@ -16,10 +16,11 @@ from lakebed.batches.acceptance import manifest, submission
 from lakebed.batches.codec.frame import decode
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector
+from lakebed.batches.metric_names import metric_names
 from lakebed.batches.model import LATE_NS, AcceptedBatch, Batch, BatchIdentity, Sample
 from lakebed.batches.query import Querier
 from lakebed.batches.reader import RawBatches
-from lakebed.batches.sources import SampleSources
+from lakebed.batches.sources import WITHOUT_LIVE, SampleSources
 from lakebed.batches.window_query import RollupQuerier
 from lakebed.core.clock import ManualClock
 from lakebed.core.ids import Ids
@@ -53,7 +54,7 @@ class Spooled:
 
 
 class World:
-    def __init__(self, seed: int, *, live_bytes_max: int) -> None:
+    def __init__(self, seed: int, *, live_bytes_max: int, follows: bool = True) -> None:
         self.clock = ManualClock(START_NS)
         self.store = MemoryStore(clock=self.clock)
         self.told: list[tuple[str, Sample]] = []
@@ -66,7 +67,7 @@ class World:
             self.live,
             raw,
             RollupCoverage(self.store, raw),
-            follower=self.follower,
+            follower=self.follower if follows else None,
             spool=self.spool,
             batches_max=10_000,
             clock=self.clock,
@@ -142,13 +143,14 @@ def points(answer: Any) -> list[tuple[str, str, int, float]]:
     return sorted((s.labels["agent_id"], s.labels["c"], at, value) for s in answer.series for at, value in s.points)
 
 
-async def a_world(seed: int) -> World:
+async def a_world(seed: int, *, follows: bool = True, caught_up: bool = True) -> World:
     """Half of them with too little memory for what they hold."""
-    world = World(seed, live_bytes_max=10**7 if seed % 2 else 12_000)
+    world = World(seed, live_bytes_max=10**7 if seed % 2 else 12_000, follows=follows)
     await world._accept()
     for _ in range(25):
         await world.step()
-    await world.follower.poll()
+    if caught_up:
+        await world.follower.poll()
     return world
 
 
@@ -194,3 +196,27 @@ async def test_windows_count_every_accepted_sample_once(seed: int) -> None:
         }
         assert {series: windows for series, windows in model.items() if windows} == shown(answer)
         assert [] == answer.why_partial
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["behind", "follows-none"])
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_collector_without_all_live_batches_says_so_and_misses_nothing_of_the_bucket(
+    seed: int, follows: bool
+) -> None:
+    """What other collectors accepted since its follower last looked, or ever, is read from the bucket."""
+    world = await a_world(seed, follows=follows, caught_up=False)
+    data = world._batch(world.clock.now_ns())
+    await accept(world.store, data, world.clock.now_ns())  # another collector's
+    await world.clock.advance(10)
+    now_ns = world.clock.now_ns()
+    reason = "the query collector has not caught up" if follows else WITHOUT_LIVE
+
+    for from_ns, to_ns in ((now_ns - 900 * SECOND_NS, now_ns + AHEAD_S * SECOND_NS), world.some_range()):
+        asked = await world.querier.range(METRIC, from_ns, to_ns)
+        windows = await world.windows.range(METRIC, 1, from_ns, to_ns)
+        names = await metric_names(world.sources, from_ns, to_ns, now_ns)
+
+        expected = world.expected(from_ns, to_ns)
+        assert expected == points(asked)
+        assert len(expected) == sum(bucket.count for series in windows.series for bucket in series.buckets)
+        assert [[reason]] * 3 == [answer.why_partial for answer in (asked, windows, names)]

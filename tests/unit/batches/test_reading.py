@@ -157,6 +157,23 @@ async def test_a_range_after_an_eviction_reads_raw_batches_too() -> None:
     assert 30 == sum(len(series["points"]) for series in answer["series"])
 
 
+async def test_a_range_that_is_searched_up_to_a_delay_is_not_called_complete() -> None:
+    """A batch of the range may have been accepted later than that: it is left out, and the answer says so."""
+    clock = ManualClock(START_NS + 7200 * SECOND_NS)
+    store = MemoryStore(clock=clock)
+    await accept(store, frame_of(), START_NS + 5 * SECOND_NS)
+    await accept(store, frame_of(10, 19), START_NS + 3600 * SECOND_NS)
+    async with collector(store, clock=clock, query_collector=True, live_bytes_max=0) as (client, part):
+        await part.follower.poll()
+        asked = [
+            (await client.get(f"/v1/query/range?{WINDOW}{late}")).json() for late in ("&late_s=60", "&late_s=7200", "")
+        ]
+
+    assert [10, 20, 20] == [sum(len(series["points"]) for series in answer["series"]) for answer in asked]
+    assert [True, False, False] == [answer["partial"] for answer in asked]
+    assert ["batches accepted more than late_s after the range were not searched"] == asked[0]["why_partial"]
+
+
 @pytest.mark.parametrize("gone", ["blob", "entry"])
 async def test_a_batch_that_live_state_could_not_read_makes_the_answer_partial(gone: str) -> None:
     """An accepted batch is there or is missed: a follower that left it out does not call itself complete."""

@@ -368,6 +368,24 @@ async def test_a_damaged_manifest_does_not_stop_an_audit(
     assert (report.repaired["damaged_manifest"], report.repaired["indexed"]) == (1, 1)
 
 
+async def test_what_an_audit_repairs_is_counted_as_it_is_reported(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], metrics: Metrics
+) -> None:
+    """Each repair under its name, and every manifest once, also when there was nothing to repair."""
+    await store.create(paths.accepted_key(BatchIdentity("agent-0", "boot", 0, 9)), b"{")
+    lost = await accepted_without_aftermath(store, manual_clock, frame_of(10, 19))
+    await accepted_without_aftermath(store, manual_clock, frame_of())
+    await store.delete(lost.raw_blob_key)
+
+    first = await make_reconciler(store).audit()
+    counted = {name: metrics.value("lakebed_batches_repairs_total", repair=name) for name in first.repaired}
+    await make_reconciler(store).audit()
+
+    assert {"damaged_manifest", "set_aside", "marked_blob", "indexed", "rollup_work"} == first.repaired.keys()
+    assert first.repaired == counted
+    assert 2 * 3 == metrics.value("lakebed_batches_reconciled_total", path="cold")
+
+
 async def test_a_quarantine_manifest_gets_its_reverse_reference_back(
     store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
 ) -> None:

@@ -14,10 +14,11 @@ from lakebed.batches import paths
 from lakebed.batches.model import Sample
 from lakebed.batches.reconciler import Reconciler
 from lakebed.core.clock import ManualClock, settle
-from lakebed.core.errors import Conflict, Fenced, Invalid, LakebedError, Unavailable
+from lakebed.core.errors import Conflict, Fenced, Invalid, LakebedError, Overloaded, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runs import ActiveRun
+from lakebed.rollups import generations
 from lakebed.rollups.generations import abandon, advance, begin, commit, generation
 from lakebed.rollups.local_job import LocalJob
 from lakebed.rollups.model import Generation, RollupManifest, RollupState, StoredChunk
@@ -395,6 +396,28 @@ def test_the_state_refuses_what_was_not_begun() -> None:
     assert (2, False, True, False) == (second.sequence, after.counts(1), after.counts(2), after.counts(3))
 
 
+def test_the_state_stays_small_enough_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many generations in the overlap, and as many that were abandoned, as their limits say; more is refused."""
+    monkeypatch.setattr(generations, "RECENT_MAX", 2)
+    monkeypatch.setattr(generations, "ABANDONED_MAX", 2)
+    state, names = RollupState(), [f"{5:020d}-{'0' * 32}"]
+
+    def begun() -> tuple[RollupState, Generation]:
+        made = generation(state, names, (60,))
+        return begin(state, made, (60,)), made
+
+    for _ in range(2):
+        state = abandon(begun()[0])
+    for _ in range(2):
+        state = commit(*begun())
+
+    assert (2, (1, 2)) == (len(state.recent), state.abandoned)
+    with pytest.raises(Overloaded):
+        abandon(begun()[0])
+    with pytest.raises(Overloaded):
+        commit(*begun())
+
+
 async def test_what_one_generation_has_no_room_for_is_in_the_next_however_old_it_is(manual_clock: ManualClock) -> None:
     """A backlog far behind the overlap is rolled up in pieces, and nothing of it is taken for settled before."""
     store = MemoryStore(clock=manual_clock)
@@ -466,6 +489,26 @@ async def test_more_generations_than_one_run_makes_are_made_by_the_next_ones(
 
     assert [(2, 7199.0), (2, 7197.0), (1, 0.0)] == found
     await agrees(store, manual_clock, reported)
+
+
+async def test_a_run_counts_what_it_rolled_up_and_shows_what_it_left_out(manual_clock: ManualClock) -> None:
+    """Samples and chunks of every run; unreadable batches of the last one, until they are repaired."""
+    store, metrics = MemoryStore(clock=manual_clock), Metrics()
+    await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - 2 * SECOND_NS)
+    damaged = await accept(store, frame("b", 0, some(1, 0, 30)), manual_clock.now_ns() - SECOND_NS)
+    blob = await store.get(damaged.raw_blob_key)
+    await store.delete(blob.key)
+
+    first = await make_roller(store, manual_clock, metrics=metrics).run()
+    left_out = metrics.value("lakebed_rollup_unreadable_batches")
+    await store.create(blob.key, blob.data)
+    second = await make_roller(store, manual_clock, metrics=metrics).run()
+
+    assert (1, 0) == (left_out, metrics.value("lakebed_rollup_unreadable_batches"))
+    assert (40, 30) == (first.samples, second.samples) and first.chunks and second.chunks
+    assert 70 == metrics.value("lakebed_rollup_samples_total")
+    assert first.chunks + second.chunks == metrics.value("lakebed_rollup_chunks_total")
+    assert len(await keys(store, ROLLUP)) == first.chunks + second.chunks
 
 
 async def test_the_roller_shows_how_far_it_is_behind(manual_clock: ManualClock) -> None:

@@ -89,6 +89,18 @@ def test_a_frame_is_dumped_from_a_file_or_by_its_accepted_manifest(filled: Shell
     assert exits.code_for(NotFound("")) == missing
 
 
+def test_an_empty_file_is_dumped_as_what_it_is_and_not_looked_for_in_the_bucket(shell: Shell, tmp_path: Path) -> None:
+    """A spool begins with an empty segment; a frame is never empty."""
+    segment, frame = tmp_path / "1.spool", tmp_path / "x.lmbatch"
+    segment.touch()
+    frame.touch()
+
+    code, _, why = shell("batches", "dump", str(frame))
+
+    assert [] == shell.data("batches", "dump", str(segment))
+    assert exits.code_for(Invalid("")) == code, why
+
+
 def test_agents_and_their_newest_batches_are_shown(filled: Shell) -> None:
     """Every agent once; recent batches up to a limit."""
     agents = filled.data("batches", "agents")
@@ -286,6 +298,52 @@ def test_a_running_stacks_gateway_answers_and_its_answer_is_complete(
     assert [("http://gw:1/v1/query/range", "cpu")] * 2 == asked and "host=h0" in own
 
 
+def test_a_gateway_is_asked_for_what_was_typed_and_its_windows_are_shown_by_column(
+    filled: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option travels; a refusal of the gateway is the command's own."""
+    asked: list[tuple[str, list[tuple[str, str]]]] = []
+    bucket = [10**18, 3, 6.5, 1.0, 3.5, 10**18 + 5, 2.0, 0, [2.25, 3.25]]
+    windows = {
+        "partial": True, "why_partial": ["one thing", "another"], "resolution_s": 60, "quantiles": [0.5, 0.99],
+        "sources": {"rollup": 2, "live": 0, "raw": 1}, "series": [{"labels": {"host": "h9"}, "buckets": [bucket]}],
+    }  # fmt: skip
+    answers = [
+        httpx2.Response(200, json=windows),
+        httpx2.Response(200, json={**windows, "series": [{"labels": {}, "points": [[1, 2.0]]}]}),
+        httpx2.Response(400, json={"message": "no such window", "hint": "take another"}),
+    ]
+
+    def get(url: str, *, params: Any, **_: Any) -> httpx2.Response:
+        asked.append((url, list(params)))
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr("lakebed.embedded.endpoints.find", lambda folder: SimpleNamespace(gateway="http://gw:1"))
+    monkeypatch.setattr("lakebed.batches.query_commands.httpx2.get", get)
+    between = ("--from", "1970-01-01T00:00:01Z", "--to", "1970-01-01T00:00:02Z")
+    matched = ("--match", "host=h9", "--match", "zone!=eu")
+    _, table, words = filled(
+        "batches", "query", "cpu", *matched, *between, "--window-s", "60", "--q", "0.5", "--q", "0.99"
+    )
+    filled("batches", "query", "cpu", *matched, "--latest", "--since-s", "90")
+    refused, _, why = filled("batches", "query", "cpu", *between, "--window-s", "7")
+
+    header, row = (line.split("\t") for line in table.splitlines())
+    assert {
+        "time": "2001-09-09T01:46:40.000Z", "count": "3", "sum": "6.5", "min": "1.0", "max": "3.5", "last": "2.0",
+        "q0.5": "2.25", "q0.99": "3.25", "labels": "host=h9",
+    } == dict(zip(header, row, strict=True))  # fmt: skip
+    assert "from rollups of 60 s: 2 rollup, 1 raw" in words and "may be incomplete: one thing; another" in words
+    of = [("metric", "cpu"), ("match", "host=h9"), ("match", "zone!=eu")]
+    span = [("from", str(10**9)), ("to", str(2 * 10**9))]
+    assert [
+        ("http://gw:1/v1/query/range", [*of, *span, ("window_s", "60"), ("q", "0.5"), ("q", "0.99")]),
+        ("http://gw:1/v1/query/latest", [*of, ("lookback_s", "90.0")]),
+        ("http://gw:1/v1/query/range", [of[0], *span, ("window_s", "7")]),
+    ] == asked
+    assert exits.code_for(Invalid("")) == refused and "no such window" in why and "take another" in why
+
+
 def test_the_newest_point_is_searched_as_far_back_as_was_said(shell: Shell) -> None:
     """A series that was last heard of two hours ago is found when three are searched, and not when one is."""
     accept(shell, frame_of(0, 9, at_ns=shell.clock.now_ns() - 7200 * 10**9))
@@ -296,6 +354,17 @@ def test_the_newest_point_is_searched_as_far_back_as_was_said(shell: Shell) -> N
     ]
 
     assert 0 == found[0] < found[1]
+
+
+@pytest.mark.parametrize(
+    "other", [("--window-s", "60"), ("--from", "2025-10-09T08:00:00Z"), ("--to", "2025-10-09T08:00:00Z")]
+)
+def test_the_newest_point_has_no_windows_and_no_other_range(filled: Shell, other: tuple[str, str]) -> None:
+    """What would be left out of the answer is refused, whoever answers."""
+    code, out, why = filled("batches", "query", "cpu", "--latest", *other)
+
+    assert (exits.code_for(Invalid("")), "") == (code, out)
+    assert "--latest" in why and "--since-s" in why
 
 
 def test_windows_have_quantiles_and_points_do_not(filled: Shell) -> None:

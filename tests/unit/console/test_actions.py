@@ -13,6 +13,7 @@ import pytest
 
 from lakebed.batches.conflicts import ConflictReview
 from lakebed.console.pages import ACTIONS
+from lakebed.console.routes import REASON_CHARS_MAX
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.lifecycle import page as lifecycle_page
@@ -121,6 +122,22 @@ async def test_without_a_reason_nothing_is_done() -> None:
         assert answer.status_code == 400 and "a reason is required" in answer.text
         assert "b1" in (await state_of(here.context).blockers.read()).value.blockers
         assert [] == await here.console.data.trail.latest()
+
+
+async def test_a_reason_that_the_trail_could_not_keep_is_refused() -> None:
+    """As long as the limit it is taken; one character more and nothing is done."""
+    async with site() as here:
+        await block(here)
+        await here.browser.open("/lifecycle")
+
+        long = {"blocker": "b1", "reason": "x" * (REASON_CHARS_MAX + 1)}
+        refused = await here.browser.post("/console/do/lifecycle.quarantine", long)
+        kept = "b1" in (await state_of(here.context).blockers.read()).value.blockers
+        long["reason"] = long["reason"][1:]
+        done = await here.browser.post("/console/do/lifecycle.quarantine", long)
+
+        assert (400, True, 200) == (refused.status_code, kept, done.status_code)
+        assert [long["reason"]] == [deed.reason for deed in await here.console.data.trail.latest()]
 
 
 async def test_a_blocker_is_quarantined_with_its_reason() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
-from lakebed.console.history import FINE, RANGES, TIERS, HistoryPoint, HistoryRing, drawn, growth, rates
+from lakebed.console.history import FINE, GAP_STEPS, RANGES, TIERS, HistoryPoint, HistoryRing, drawn, growth, rates
 from lakebed.console.page import Counted
 from lakebed.console.sampler import LEVELS_EVERY, ROOT, SETTLE_MS, LakeSampler
 from lakebed.core.clock import ManualClock, SystemClock, now_ms
@@ -225,6 +226,29 @@ async def test_two_gateways_sample_a_lake_once_a_step() -> None:
 
     assert 6 == lake.asked
     assert one.points("1h") == other.points("1h") and 6 == len(other.points("1h"))
+
+
+async def test_a_gateway_that_takes_no_sample_itself_shows_every_range() -> None:
+    """The samples are those of its neighbour; when that one stops, it goes on from there without a gap or a jump."""
+    store, clock = MemoryStore(clock=ManualClock()), ManualClock()
+    lake = Lake(store, clock)
+    lake.added = 2.0
+    one, other = lake.sampler(), lake.sampler()
+    for _ in range(120):
+        await one.step()
+        await other.step()
+        await clock.advance(FINE.step_s)
+    behind_s = {chosen: (now_ms(clock) - other.points(chosen)[-1].at_ms) / 1000 for chosen in RANGES}
+    for _ in range(60):
+        await other.step()
+        await clock.advance(FINE.step_s)
+
+    for chosen, (_, tier) in RANGES.items():
+        assert behind_s[chosen] <= 2 * tier.step_s, chosen
+        for before, after in pairwise(other.points(chosen)):
+            took_s = (after.at_ms - before.at_ms) / 1000
+            assert took_s < GAP_STEPS * tier.step_s
+            assert {"lake.rows": round(2.0 / FINE.step_s, 3)} == rates(before, after, ["lake.rows"])
 
 
 async def test_a_sample_costs_a_bounded_number_of_requests() -> None:

@@ -290,6 +290,25 @@ async def test_who_asks_for_few_runs_hides_none_from_who_asks_for_more() -> None
     assert (3, 7) == (len(few), len(more))
 
 
+async def test_a_run_that_is_recorded_in_an_hour_that_is_over_is_shown() -> None:
+    """It began in its last second, and its record came after the first one of the next hour was shown."""
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    log, reader = RunLog(runtime, "log"), RunReader(runtime, "log")
+    async with log.record("log compaction", "before"):
+        pass
+    await clock.advance(HOUR_S - clock.now_ns() / 1e9 % HOUR_S - 1.0)
+    async with log.record("log compaction", "across"):
+        await clock.advance(2.0)
+        async with log.record("log compaction", "after"):
+            pass
+        early = await reader.latest(40)
+    late = await reader.latest(40)
+
+    assert ["after", "before"] == [run.subject for run in early]
+    assert ["after", "across", "before"] == [run.subject for run in late]
+
+
 async def test_old_records_are_deleted() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
@@ -302,6 +321,55 @@ async def test_old_records_are_deleted() -> None:
         pass
 
     assert 1 == len([info async for info in store.list(runs.ROOT)])
+
+
+async def test_a_process_deletes_so_many_old_records_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all hours together: the end of a run does not wait for the rest, which goes an hour later."""
+    monkeypatch.setattr(runs, "SWEPT_MAX", 3)
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    for _ in range(4):
+        for _ in range(2):  # each of a process of its own, which sweeps at its first end
+            async with RunLog(runtime_on(store, clock), "log").record("log compaction"):
+                await clock.advance(1.0)
+        await clock.advance(HOUR_S)
+    await clock.advance(runs.KEEP_HOURS * HOUR_S + HOUR_S)
+
+    log, left = RunLog(runtime_on(store, clock), "log"), []
+    for _ in range(3):
+        async with log.record("log compaction"):
+            pass
+        left.append(len([info async for info in store.list(runs.ROOT)]))
+        await clock.advance(runs.SWEEP_MS / 1000)
+
+    assert [8 + 1 - 3, 8 + 2 - 6, 3] == left
+
+
+async def test_the_last_lines_of_a_run_are_kept() -> None:
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    async with RunLog(runtime, "log").record("log compaction") as run:
+        for number in range(logs.CAPTURED_LINES + 50):
+            logs.logger("log").info(f"line {number} of many")
+
+    kept = (await read_run(runtime, run.name)).log
+
+    assert logs.CAPTURED_LINES == len(kept)
+    assert "line 50 of many" in kept[0] and f"line {logs.CAPTURED_LINES + 49} of many" in kept[-1]
+
+
+async def test_a_reader_remembers_no_more_than_it_shows() -> None:
+    """A gateway that runs for months holds the runs of the hours in sight."""
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    log, reader = RunLog(runtime, "log"), RunReader(runtime, "log")
+    for _ in range(20):
+        async with log.record("log compaction"):
+            await clock.advance(1.0)
+        await reader.latest(3)
+        await clock.advance(HOUR_S)
+
+    assert 3 == len(reader._known) and len(reader._closed) <= 3
 
 
 async def test_a_name_that_is_none_reaches_no_object() -> None:

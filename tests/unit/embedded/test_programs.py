@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,17 @@ from lakebed.embedded.child import Child
 from lakebed.embedded.endpoints import BucketEndpoints, Endpoints, FolderLock, StackProcess, write
 from lakebed.embedded.ports import HeldPorts
 from lakebed.embedded.program import DRAIN_S, READY_S, BucketProgram, HealthResponse, ServerCommand, ServerProgram
-from lakebed.embedded.weed import PORTS, SOCKETS, Weed, WeedIdentity, _command, _environment, _socket_flags
+from lakebed.embedded.weed import (
+    FIRST_READY_S,
+    PORTS,
+    SOCKETS,
+    Weed,
+    WeedIdentity,
+    _command,
+    _environment,
+    _socket_flags,
+)
+from lakebed.embedded.weed import READY_S as WEED_READY_S
 from support.embedded_fixtures import BUCKET, FakeChild
 
 # The embedded bucket.
@@ -119,6 +131,94 @@ def test_sockets_that_a_killed_bucket_left_are_removed(tmp_path: Path, monkeypat
     weed._endpoints = weed._address(known)
     weed.clear()
     assert not any(file.exists() for file in files)
+
+
+class FakeWeedChild(FakeChild):
+    def __init__(self, *, lives: bool = True) -> None:
+        super().__init__("bucket", [])
+        self.alive, self.lives, self.did = False, lives, list[str]()
+
+    def start(self, argv: Any, *, env: Any) -> None:
+        self.alive = self.lives
+        self.did.append("start")
+
+    async def stop(self, grace_s: float) -> bool:
+        self.alive = False
+        self.did.append(f"stop {grace_s:g}")
+        return True
+
+
+def weed_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ready: Callable[[float, FakeWeedChild], float | None], **child: Any
+) -> tuple[Weed, FakeWeedChild, ManualClock]:
+    """A bucket that is asked for a write at a time since its first start: it takes as long as `ready` says, or refuses
+    at once when that is None."""
+    clock, made = ManualClock(), FakeWeedChild(**child)
+
+    async def ask(settings: Any) -> None:
+        took_s = ready(clock.monotonic_s(), made)
+        if took_s is None:
+            raise Unavailable("not yet")
+        await clock.advance(took_s)
+        if took_s:
+            raise Unavailable("too slow")
+
+    monkeypatch.setattr(clock, "sleep", clock.advance)
+    monkeypatch.setattr("lakebed.embedded.weed.ensure_bucket", ask)
+    monkeypatch.setattr("lakebed.embedded.weed._remove_sockets", lambda ports: None)
+    weed = Weed(folder, runtime=Runtime(clock, Ids.seeded(1), Metrics()), program=Path("weed"))
+    weed.child = made  # type: ignore[assignment]
+    return weed, made, clock
+
+
+@pytest.mark.parametrize(
+    ("ready_s", "expected"),
+    [
+        (0.0, ["start"]),
+        (FIRST_READY_S - 1, ["start"]),
+        (FIRST_READY_S + 1, ["start", "stop 0", "start"]),
+        (FIRST_READY_S + WEED_READY_S - 1, ["start", "stop 0", "start"]),
+        (FIRST_READY_S + WEED_READY_S + 1, ["start", "stop 0", "start", "stop 0"]),
+    ],
+)
+async def test_a_bucket_that_is_slow_is_started_twice_and_then_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready_s: float, expected: list[str]
+) -> None:
+    """Never two at a time, and none is left when it fails."""
+    weed, child, _ = weed_of(tmp_path, monkeypatch, lambda at_s, _: 0.0 if at_s >= ready_s else None)
+    given_up = len(expected) == 4
+
+    with pytest.raises(Unavailable, match="did not accept a write") if given_up else nullcontext():
+        await weed.start()
+
+    assert (expected, not given_up) == (child.did, child.alive)
+
+
+async def test_time_in_which_the_machine_was_suspended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour passes within one request: the server was suspended too, and is not killed for it."""
+    asked: list[float] = []
+
+    def ready(at_s: float, child: FakeWeedChild) -> float:
+        asked.append(at_s)
+        return 3600.0 if len(asked) == 1 else 0.0
+
+    weed, child, _ = weed_of(tmp_path, monkeypatch, ready)
+    await weed.start()
+
+    assert (["start"], 2) == (child.did, len(asked))
+
+
+async def test_a_bucket_that_dies_while_starting_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weed, child, clock = weed_of(tmp_path, monkeypatch, lambda at_s, _: None, lives=False)
+
+    with pytest.raises(Unavailable, match="died while starting"):
+        await weed.start()
+
+    assert (["start", "stop 0"], 0.0) == (child.did, clock.monotonic_s())
 
 
 # A program that serves HTTP.

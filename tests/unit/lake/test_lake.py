@@ -6,18 +6,21 @@ import asyncio
 import inspect
 import math
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import lakebed
 from lakebed.core.errors import Invalid, LakebedError, NotFound
 from lakebed.lake.batches import AsyncBatches, seconds_of
-from lakebed.lake.blocking import LakeBatches, LakeQueue, LakeTicks, Topic
+from lakebed.lake.blocking import LakeBatches, LakeQueue, LakeTicks, LoopThread, Topic
 from lakebed.lake.queues import AsyncQueue
+from lakebed.lake.tables import RemoteTable
 from lakebed.lake.ticks import AsyncTicks
 from lakebed.lake.topics import AsyncTopic
 from lakebed.log.model import GroupFenced
@@ -231,6 +234,70 @@ def test_samples_are_queried_by_metric_labels_and_time(lake: lakebed.Lake) -> No
     assert [0.5, 0.7] == sorted(row["value"] for row in lake.batches.latest("cpu").rows())
     assert [] == lake.batches.query("cpu", start=now - timedelta(hours=2), end=now - timedelta(hours=1)).rows()
     assert ["web-1", "web-2"] == sorted(lake.batches.latest("cpu").to_pandas()["host"])
+
+
+def test_the_last_hour_of_a_query_ends_where_the_query_does(lake: lakebed.Lake) -> None:
+    """`last` is counted back from `end`; without one, from now."""
+    now = datetime.now(UTC)
+    for hours in (0, 3):
+        lake.batches.send([{"metric": "cpu", "value": hours, "time_ns": int(now.timestamp() - hours * 3600) * 10**9}])
+    ended = now - timedelta(hours=2)
+
+    found = [lake.batches.query("cpu", last="2h", end=end) for end in (None, ended, now - timedelta(hours=4))]
+
+    assert [[0.0], [3.0], []] == [[row["value"] for row in each.rows()] for each in found]
+
+
+def test_ctrl_c_cancels_what_is_waited_for() -> None:
+    """The caller gets the interrupt, the work its cancellation; the thread serves the next call."""
+    loop, cancelled = LoopThread(), threading.Event()
+
+    async def interrupted() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def next_call() -> int:
+        return 7
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(interrupted())
+        assert cancelled.wait(60)
+        assert 7 == loop.run(next_call())
+    finally:
+        loop.stop()
+
+
+def test_a_table_of_a_gateway_asks_for_what_it_is_asked_for() -> None:
+    """Columns, a number of rows and a pinned version travel with each request, and nothing else does."""
+    asked: list[tuple[str, list[tuple[str, str]]]] = []
+    rows = pa.table({"a": [1]})
+    with pa.BufferOutputStream() as sink:
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        stream = sink.getvalue().to_pybytes()
+
+    def ask(path: str, params: list[tuple[str, str]]) -> bytes:
+        asked.append((path, params))
+        return b'[{"version": 5}]' if "history" in path else stream
+
+    table = RemoteTable(ask, "gold/shop/by_customer")
+    read = [table.to_arrow(), table.to_arrow(["a", "b"]), table.at(3).to_arrow(["a"]), table.at(3).head(2)]
+
+    assert [rows] * 4 == read
+    assert (5, [{"version": 5}]) == (table.version, table.history())
+    assert [
+        ("/v1/tables/rows/gold/shop/by_customer", []),
+        ("/v1/tables/rows/gold/shop/by_customer", [("column", "a"), ("column", "b")]),
+        ("/v1/tables/rows/gold/shop/by_customer", [("column", "a"), ("version", "3")]),
+        ("/v1/tables/rows/gold/shop/by_customer", [("limit", "2"), ("version", "3")]),
+        ("/v1/tables/history/gold/shop/by_customer", [("limit", "1")]),
+        ("/v1/tables/history/gold/shop/by_customer", []),
+    ] == asked
 
 
 def test_a_value_that_is_no_number_comes_back_as_one(lake: lakebed.Lake) -> None:

@@ -10,7 +10,7 @@ from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settled import WAIT_S
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
-from lakebed.rollups import paths
+from lakebed.rollups import merging, paths
 from lakebed.rollups.model import MergedSpans
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
@@ -65,6 +65,25 @@ async def test_a_month_of_chunks_is_read_from_one_object() -> None:
     assert len([key for key in store.gets if "lmrollup" in key]) <= 1
     month = [each for each in reported if each[1].time_ns < BEGIN_NS + 31 * DAY_NS]
     assert by_hand(month, "cpu", 3600) == shown(answer)
+
+
+async def test_a_run_merges_so_many_spans_and_the_next_ones_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lake whose rollups were away for long holds the roller's lease no longer for it; months wait for their days."""
+    clock = ManualClock(BEGIN_NS)
+    store = MemoryStore(clock=clock)
+    with monkeypatch.context() as none:
+        none.setattr(merging, "SPANS_PER_RUN", 0)
+        await filled(store, clock, 5, first_ns=BEGIN_NS + 28 * DAY_NS)
+    monkeypatch.setattr(merging, "SPANS_PER_RUN", 2)
+
+    runs = [(await make_roller(store, clock).run()).merged for _ in range(5)]
+
+    assert ([2, 2, 1], [0]) == (runs[:3], runs[4:])
+    days = {f"date=2025-10-{day}" for day in (29, 30, 31)}
+    assert (
+        days | {"date=2025-11-01", "month=2025-10"}
+        == (await make_roller(store, clock)._merger.spans.read()).value.through.keys()
+    )
 
 
 async def test_late_samples_of_a_merged_day_are_counted_once() -> None:

@@ -105,7 +105,7 @@ class OtlpListener:
         if not self._batcher.has_room:
             raise RequestRejected(503, "the queue is busy: send again")
         received = await self._decode(kind, body)
-        self._bad_samples.report([(0, reason) for reason in received.reasons], origin="otlp")
+        self._bad_samples.report(((0, reason) for reason in received.reasons), origin="otlp", count=received.rejected)
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 ticket = await self._batcher.put(received.samples, within_s=self._linger_s)
