@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -350,6 +351,21 @@ async def test_messages_of_one_shard_are_received_when_another_fails(fleet: Flee
     assert 0 < len(received) < 20
     with pytest.raises(Unavailable):
         await queue.receive(100)  # nothing else is left: the error is told
+
+
+@pytest.mark.parametrize("full", range(4))
+async def test_a_shard_that_is_always_full_keeps_no_other_s_messages_back(fleet: Fleet, full: int) -> None:
+    """A project with more messages than a receive takes is one of four: each receive begins at another shard."""
+    projects = {zlib.crc32(f"o/p{number}".encode()) % 4: f"p{number}" for number in range(40)}
+    for number in range(60):
+        await fleet.queue.send(message(f"t{number}", projects[full]))
+    others = {project for shard, project in projects.items() if shard != full}
+    for project in others:
+        await fleet.queue.send(message("t1", project))
+
+    taken = [one.message().project_id for _ in range(4) for one in await fleet.queue.receive(10)]
+
+    assert (40, others) == (len(taken), set(taken) - {projects[full]})
 
 
 async def test_a_message_that_cannot_be_read_does_not_stop_the_others(fleet: Fleet) -> None:
