@@ -14,7 +14,7 @@ from lakebed.core.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.ticks.adapters import open_audit
-from lakebed.ticks.audit import AuditRow, AuditTable
+from lakebed.ticks.audit import LOG, AuditRow, AuditTable
 from lakebed.ticks.model import TickId
 from support.aws_servers import aws_server
 from support.tick_fixtures import context_of
@@ -136,6 +136,21 @@ async def test_all_rows_are_listed(table: AuditTable) -> None:
 
     assert sorted(map(msgspec.json.encode, rows)) == sorted(map(msgspec.json.encode, listed))
     assert sorted(each.tick for each in rows) == sorted(ticks)
+
+
+async def test_all_rows_are_listed_when_they_are_large(table: AuditTable) -> None:
+    """Rows have the log of their job: together more than the 1 MB that DynamoDB gives at once."""
+    rows = [
+        msgspec.structs.replace(row(f"t{n}"), fields={"tries": 1, LOG: f"{n} ".ljust(150_000, "x")}) for n in range(9)
+    ]
+    for each in rows:
+        await table.create(each)
+
+    listed = [each async for each in table.rows()]
+    ticks = [each async for each in table.ticks()]
+
+    assert [each.tick for each in rows] == sorted(each.tick for each in listed) == sorted(ticks)
+    assert sorted(map(msgspec.json.encode, rows)) == sorted(map(msgspec.json.encode, listed))
 
 
 async def test_a_sweep_leaves_what_lives(table: AuditTable) -> None:

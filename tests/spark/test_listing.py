@@ -113,6 +113,8 @@ ROWS = [
     ("lake", "a/plain", "v2", True, False, 10, "2026-11-15T01:02:03.004Z", "e1"),
     ("lake", "a/plain", "v1", False, False, 9, "2026-11-14T01:02:03.000Z", "e0"),
     ("lake", "a/b c+ü=%.json", "v3", True, True, None, "2026-11-15T00:00:00.000Z", None),
+    ("lake", "a", "v5", True, False, 1, "2026-11-15T00:00:00.000Z", "e5"),
+    ("lake", "a-before/plain", "v6", True, False, 1, "2026-11-15T00:00:00.000Z", "e6"),  # a neighbour is not below it
     ("lake", "other/x", "v4", True, False, 1, "2026-11-15T00:00:00.000Z", "e4"),
 ]
 NAMES = ["bucket", "key", "version_id", "is_latest", "is_delete_marker", "size", "last_modified_date", "e_tag"]

@@ -24,7 +24,7 @@ from lakebed.pipeline.models.graph import graph_of
 from lakebed.pipeline.models.job import ModelRunner
 from lakebed.pipeline.models.plan import Window
 from lakebed.pipeline.models.runs import ModelReport
-from lakebed.pipeline.models.testing import read_cases, run_case
+from lakebed.pipeline.models.testing import GivenFrame, ModelCase, read_cases, run_case
 from lakebed.pipeline.settings import PipelineSettings
 from lakebed.pipeline.tables import rewrite
 from lakebed.pipeline.tables.table import Table
@@ -339,6 +339,45 @@ def test_the_examples_cases_pass_and_a_wrong_one_says_what_differs(spark: SparkS
     assert ([True, True], 2) == ([each.passed for each in results], len(results)), results
     assert (False, 1, 1) == (wrong.passed, len(wrong.missing), len(wrong.extra))
     assert "'orders': 4" in wrong.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expect", "missing", "extra"),
+    [
+        ("select id, note from silver.orders", [(2, None), (1, "a"), (1, "a")], 0, 0),
+        ("select id, note from silver.orders", [(1, "a"), (2, None)], 0, 1),
+        ("select distinct id, note from silver.orders", [(1, "a"), (1, "a"), (2, None)], 1, 0),
+        ("select * from silver.orders union all select * from silver.orders", [(1, "a"), (1, "a"), (2, None)], 0, 3),
+        ("select id, note from silver.orders", [(1, "a"), (1, "a"), (2, "")], 1, 1),
+        ("select id, note from silver.orders", [(1,), (1,), (2,)], 0, 0),
+        ("select id, note from silver.orders", [], 0, 3),
+        ("select id, note from silver.orders where id > 2", [], 0, 0),
+        ("select id, note from silver.orders where id > 2", [(1, "a")], 1, 0),
+    ],
+)
+def test_a_case_counts_rows_that_are_equal(
+    spark: SparkSession, sql: str, expect: list[tuple[Any, ...]], missing: int, extra: int
+) -> None:
+    """A model that gives a row too often, or too seldom, fails its case; the order of rows does not matter, nor do
+    columns that the case does not name."""
+    given = GivenFrame("id long, note string", [[1, "a"], [1, "a"], [2, None]])
+    wanted = [dict(zip(("id", "note"), row, strict=False)) for row in expect]
+
+    found = run_case(spark, sql_model("m", sql), ModelCase("c", {"silver.orders": given}, wanted))
+
+    assert (missing, extra, not missing and not extra, "") == (
+        len(found.missing), len(found.extra), found.passed, found.error,
+    )  # fmt: skip
+
+
+def test_a_case_that_names_an_unknown_column_says_which(spark: SparkSession) -> None:
+    """It is no difference of rows: the case itself is wrong."""
+    given = GivenFrame("id long", [[1]])
+    found = run_case(
+        spark, sql_model("m", "select id from silver.orders"), ModelCase("c", {"silver.orders": given}, [{"ident": 1}])
+    )
+
+    assert (False, (), "it gives no column 'ident'") == (found.passed, found.missing, found.error)
 
 
 def test_a_model_is_a_function_of_small_frames(spark: SparkSession) -> None:

@@ -63,7 +63,8 @@ async def _attempts(context: StoreRuntime, of: TickId) -> list[re.Match[str]]:
     async for info in context.store.list(folder, after=begin):
         if not info.key.startswith(begin):
             break
-        if attempt := _ATTEMPT.fullmatch(info.key.removeprefix(folder).removesuffix(".json")):
+        attempt = _ATTEMPT.fullmatch(info.key.removeprefix(folder).removesuffix(".json"))
+        if attempt is not None and attempt["tick"] == of.tick_id:
             found.append(attempt)
     return found
 

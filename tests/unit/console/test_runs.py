@@ -20,13 +20,15 @@ from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid
 from lakebed.core.logs import CAPTURED
-from lakebed.core.runs import RunReader
+from lakebed.core.runs import RecordedRun, RunReader
 from lakebed.core.settings import load
+from lakebed.pipeline.tables.maintenance import TableMaintenance
 from lakebed.pipeline.tables.runs import TablesRuns
 from lakebed.store.memory import MemoryStore
+from lakebed.ticks import runs as ticks_runs
 from lakebed.ticks.audit import AuditRow
 from lakebed.ticks.runs import silver
-from lakebed.ticks.view import TickStatus
+from lakebed.ticks.view import ProjectStatus, TickStatus
 from lakebed.wiring.parts import PARTS, resolve, sections
 from support.batch_frames import frame_of
 from support.batches_gateway import collector
@@ -195,6 +197,90 @@ def test_a_job_that_ended_well_has_its_rows() -> None:
     found = silver(AuditRow("acme", "shop", tick.tick_id, "done", "a", 4000, 0, {"detail": detail}), tick)
 
     assert ("done", 11, 9, "") == (found.state, found.rows_in, found.rows_out, found.reason)
+
+
+@pytest.mark.parametrize(("changed_ms", "began_ms"), [(1000, 1000), (4000, 4000), (4001, 0), (9000, 0), (0, 0)])
+def test_a_job_began_when_its_tick_was_committed_where_that_was_before(changed_ms: int, began_ms: int) -> None:
+    """A tick that changed after its job, or whose time is not known, says nothing of the job's begin: no duration is
+    better than one below zero."""
+    row = AuditRow("acme", "shop", "t1", "done", "a", 4000, 0)
+
+    found = silver(row, TickStatus("t1", "committed", 1, 10, changed_ms))
+
+    assert (began_ms, 4000) == (found.started_at_ms, found.ended_at_ms)
+
+
+@pytest.mark.parametrize(
+    ("state", "inserted", "replaced", "shown", "rows"),
+    [
+        ("committed", 5, 2, "done", 7),
+        ("committed", 5, None, "done", 5),
+        ("committed", 0, 3, "done", 3),
+        ("failed", None, None, "failed", None),
+        ("uploading", None, None, "waiting", None),
+        ("finalizing", None, None, "running", None),
+    ],
+)
+def test_a_tick_is_a_run_with_the_rows_that_it_changed(
+    state: str, inserted: int | None, replaced: int | None, shown: str, rows: int | None
+) -> None:
+    """Inserted and replaced together; unknown before they are known."""
+    tick = TickStatus("t1", state, 2, 10, 4000, inserted, replaced, created_at_ms=1000, rows_sent=9)
+
+    found = ticks_runs._tick(ProjectStatus("acme", "shop", "", {}, (tick,)), tick)
+
+    assert (shown, 9, rows, 1000, "2 parts") == (
+        found.state,
+        found.rows_in,
+        found.rows_out,
+        found.started_at_ms,
+        found.reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("table compaction", {}, ("compact", "bronze/o/p/t")),
+        ("table vacuum", {}, ("vacuum", "bronze/o/p/t")),
+        ("bronze load", {"word": "topic.clicks"}, ("load", ["topic.clicks"])),
+        ("silver", {"org": "o", "project": "p"}, ("rebuild", "o", "p")),
+        ("models", {"org": "o", "project": "p", "models": "a b"}, ("models", "o", "p", ["a", "b"], "command")),
+        ("models", {"org": "o", "project": "p", "models": ""}, ("models", "o", "p", None, "command")),
+    ],
+)
+def test_a_run_of_a_table_is_repeated_by_its_own_job(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, str], expected: tuple[Any, ...]
+) -> None:
+    """On the same table, source or project, and only there."""
+    asked: list[tuple[Any, ...]] = []
+    maintenance, load, runner = TableMaintenance, "lakebed.pipeline.bronze.ingestion.Ingestion", Repeated(asked)
+    monkeypatch.setattr(maintenance, "compact", lambda self, only: asked.append(("compact", only)))
+    monkeypatch.setattr(maintenance, "vacuum", lambda self, only: asked.append(("vacuum", only)))
+    monkeypatch.setattr(load, lambda context: runner)
+    monkeypatch.setattr("lakebed.pipeline.runner.PipelineRunner", lambda context: runner)
+    run = RecordedRun("r", "tables", kind, "bronze/o/p/t", "done", 1, 2, fields=fields)
+
+    TablesRuns(context_of(clock=ManualClock())).repeat(run)
+
+    assert kind in TablesRuns.repeats
+    assert [expected] == asked
+
+
+class Repeated:
+    """The jobs of the pipeline, which note what they are asked for."""
+
+    def __init__(self, asked: list[tuple[Any, ...]]) -> None:
+        self.asked = asked
+
+    def run(self, *, only: list[str]) -> None:
+        self.asked.append(("load", only))
+
+    def rebuild(self, org: str, project: str) -> None:
+        self.asked.append(("rebuild", org, project))
+
+    def run_models(self, org: str, project: str, names: list[str] | None, *, trigger: str) -> None:
+        self.asked.append(("models", org, project, names, trigger))
 
 
 async def test_each_action_that_runs_something_again_exists() -> None:

@@ -20,14 +20,17 @@ from lakebed.pipeline.tables import query
 from lakebed.pipeline.tables.page import opened_first, reasons_first
 from lakebed.pipeline.tables.view import TableRow, TableSample, _cell
 from lakebed.store.memory import MemoryStore
-from support.console_site import Site, site
+from support.console_site import OPERATOR, Site, site
 from support.runtimes import runtime_on
 
 ROWS = pa.table({"id": list(range(60))})
 READER = "0123456789abcdef-reader"
+SHORT = "0123456789abcdef-short"
 KEYS = [
     {"name": "reader", "secret": READER, "rights": ["console:read", "tables:read", "tables:read:gold/*"]},
+    {"name": "short", "secret": SHORT, "rights": ["console:read", "tables:read", "tables:read:silver/orders"]},
 ]
+TENANTS = {who: f"0123456789abcdef-{who}" for who in ("acme", "rival")}
 ASKED: list[str] = []
 
 
@@ -80,6 +83,69 @@ async def test_a_table_that_may_not_be_read_is_not_read_by_sql_either(here: Site
     refused = await here.browser.client.get("/tables/export", params={"table": "silver/shop/orders"})
 
     assert 403 == refused.status_code
+    assert [] == ASKED
+
+
+async def test_a_short_name_is_judged_by_the_table_that_it_means(here: Site) -> None:
+    """The right to a folder of that name opens no table, and a right to the table itself is enough."""
+    allowed = await twin(here, sql="select max(id) from gold.orders")
+    asked = list(ASKED)
+    await here.browser.sign_in(SHORT)
+    refused = await twin(here, sql="select max(id) from silver.orders")
+    exported = await here.browser.client.get("/tables/export", params={"sql": "select max(id) from silver.orders"})
+
+    assert ([["59"]], ["gold/shop/orders"]) == (allowed["query"]["rows"], asked)
+    assert "tables:read:silver/shop/orders" in refused["troubles"]["query"]["message"]
+    assert (403, asked) == (exported.status_code, ASKED)
+
+
+async def test_one_query_of_two_tenants_is_answered_to_each_from_its_own_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A short name means another table for each of them: neither gets the rows that were read for the other, by a
+    query, a filter or a profile; the operator, for whom the name means several tables, is told so."""
+    rows = {f"gold/{who}/orders": ds.dataset(pa.table({"owner": [who]})) for who in TENANTS}
+
+    def opened(context: Any, name: str, version: int | None = None) -> Any:
+        return SimpleNamespace(to_pyarrow_dataset=lambda: rows[name])
+
+    monkeypatch.setattr(query, "delta_table", opened)
+    keys = [
+        {"name": who, "secret": secret, "rights": ["console:read", "tables:read*"], "tenant": who}
+        for who, secret in TENANTS.items()
+    ]
+    keys.append({"name": "operator", "secret": OPERATOR, "rights": ["*"]})
+    found: dict[str, list[Any]] = {}
+    async with site(MemoryStore(clock=SystemClock()), keys=keys) as here:
+        for name in rows:
+            table = PlainTable(here.context, TableSpec(name, schema_json((("owner", "string"),))))
+            await table.commit(lambda _: Commit("WRITE"))
+        for who, secret in [*TENANTS.items(), *reversed(TENANTS.items())]:
+            await here.browser.sign_in(secret)
+            text = await twin(here, sql="select owner from gold.orders")
+            more = await twin(here, table=f"gold/{who}/orders", column="owner", operator="set", profile="1")
+            listed = [row["name"] for row in text["tables"]]
+            shown = (text["query"]["rows"], more["found"]["rows"], more["profile"][0]["smallest"], listed)
+            found.setdefault(who, []).append(shown)
+        await here.browser.sign_in(OPERATOR)
+        several = await twin(here, sql="select owner from gold.orders")
+
+    assert {who: [([[who]], [[who]], who, [f"gold/{who}/orders"])] * 2 for who in TENANTS} == found
+    assert "several tables are gold/orders" in several["troubles"]["query"]["message"]
+
+
+@pytest.mark.parametrize("tenant", ["", "acme"])
+async def test_who_may_not_list_the_tables_runs_no_query(here: Site, tenant: str) -> None:
+    """Not even one that reads no table; nothing is opened, shown or exported."""
+    secret = "0123456789abcdef-watcher"
+    keys = [{"name": "watcher", "secret": secret, "rights": ["console:read", "queue:read*"], "tenant": tenant}]
+    async with site(here.context.store, keys=keys) as other:
+        await other.browser.sign_in(secret)
+        for text in ("select 1", "select * from gold.shop.orders"):
+            shown = await twin(other, sql=text)
+            exported = await other.browser.client.get("/tables/export", params={"sql": text})
+            assert ("query" in shown["troubles"], shown["query"], 403) == (True, None, exported.status_code)
+
     assert [] == ASKED
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lakebed.batches import paths
+from lakebed.batches.codec.pack import encode_pack
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity
 from lakebed.core.errors import Corrupt, NotFound, Unavailable
 from lakebed.pipeline.audit import reading
@@ -230,3 +231,45 @@ def test_a_generation_names_what_it_covers_and_its_chunks_with_their_sizes() -> 
     ] == [(row["what"], row["name"], row["size_bytes"]) for row in good]
     assert [] == empty
     assert "v2' is not known here" in later["problem"] and GONE == gone["problem"]
+
+
+class Ranges:
+    """Stands for the bucket: ranges of one object."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        if self.data is None:
+            raise NotFound(f"there is no {key}")
+        return self.data[offset : offset + length]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 139, 140, 141, 219, 220, 240])
+def test_a_pack_that_ends_early_names_each_frame_that_it_lacks(cut: int) -> None:
+    """By the size in the listing alone, whose frames are not read: a batch is not sound whose last byte is missing. The
+    frames before the end are found as ever; a pack that is gone is no problem of its own."""
+    frames = [(BatchIdentity("a", "b", n * 10, n * 10 + 9), f"{n:064x}", b"x" * (20 + 60 * n)) for n in range(3)]
+    data, places = encode_pack(frames)
+    size = len(data) - cut
+
+    rows = reading._pack(Ranges(data), "k", 7, size).to_pylist()  # type: ignore[arg-type]
+
+    whole = [each.offset + each.length <= size for each in places]
+    assert [None if fits else f"ends before its frame {n:064x}" for n, fits in enumerate(whole)] == [
+        row["problem"] for row in rows
+    ]
+    assert [(paths.blob_key(each.sha256), each.sha256, each.offset, each.length) for each in places] == [
+        (row["key"], row["sha256"], row["offset"], row["length"]) for row in rows
+    ]
+    assert {("k", 7)} == {(row["pack"], row["modified_ns"]) for row in rows}
+    assert [] == reading._pack(Ranges(None), "k", 7, size).to_pylist()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [b"", b"LMPK", b"PAR1" + b"0" * 60, encode_pack([])[0][:-1] + b"?"])
+def test_a_pack_that_is_none_is_one_row_with_its_problem(data: bytes) -> None:
+    """Its batches are reported as missing."""
+    (row,) = reading._pack(Ranges(data), "k", None, len(data)).to_pylist()  # type: ignore[arg-type]
+
+    assert ("k", None, None) == (row["pack"], row["key"], row["sha256"])
+    assert row["problem"]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakebed.core.errors import Unavailable
 from lakebed.delta.model import CommitResult, Snapshot, TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze import parts as bronze_parts
@@ -241,6 +242,23 @@ def test_a_part_is_fetched_whole_up_to_its_limit(tmp_path: Path, monkeypatch: py
     with pytest.raises(BadManifest) as caught:
         fetch(folder.filesystem(), folder, "k")
     assert "part_too_large" == caught.value.detail["error_class"]
+
+
+def test_a_part_of_which_not_all_was_received_is_fetched_again(tmp_path: Path) -> None:
+    """The bucket's fault, which a retry corrects: a refused tick would wait for a person."""
+    folder = Folder.at(tmp_path)
+    Path(folder.path("k")).write_bytes(b"12345")
+
+    class Cut:
+        def open_input_file(self, path: str) -> Any:
+            file = folder.filesystem().open_input_file(path)
+            whole = type("File", (), {"size": lambda self: file.size(), "__enter__": lambda self: self})
+            whole.read_buffer = lambda self, size: file.read_buffer(size - 1)  # type: ignore[attr-defined]
+            whole.__exit__ = lambda self, *_: file.close()  # type: ignore[attr-defined]
+            return whole()
+
+    with pytest.raises(Unavailable, match="4 of 5 bytes"):
+        fetch(Cut(), folder, "k")
 
 
 def test_a_part_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

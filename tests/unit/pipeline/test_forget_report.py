@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,16 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Invalid
-from lakebed.core.settings import Settings
+from lakebed.core.settings import Settings, load
 from lakebed.delta.log import Commit, encode, log_key
-from lakebed.delta.model import DataFile, TableSpec, WriteBatch
+from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
+from lakebed.delta.vacuum import RETENTION
 from lakebed.pipeline.silver.contract import Contract, ContractColumn
 from lakebed.pipeline.tables.forget import Forgetter, ForgottenTable
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import exists
+from lakebed.wiring.parts import sections
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,35 @@ def test_what_silver_has_not_read_counts_under_either_name_of_a_table(
     forgetter._contracts = [Contract("sales", {"id": ContractColumn("long")}, ("id",), source="raw_sales")]
 
     assert complete == forgetter._complete("acme/shop", only)
+
+
+@pytest.mark.parametrize(
+    ("kept_days", "every_s", "says", "days"),
+    [
+        (7, 86_400, None, 8.0),
+        (1, 3600, None, 7 + 1 / 24),
+        (30, 86_400, None, 31.0),
+        (7, 86_400, "interval 60 days", 61.0),
+        (7, 86_400, "interval 2 days", 8.0),
+        (7, 86_400, "for a while", None),
+    ],
+)
+def test_the_last_copy_is_gone_when_the_sweep_after_the_longest_retention_has_run(
+    manual_clock: ManualClock, kept_days: int, every_s: int, says: str | None, days: float | None
+) -> None:
+    """Of the setting, of the table itself, and never less than a week; whoever asked may tell others this date. A table
+    that keeps its files for ever says so."""
+    flags = {
+        "store.url": "memory:", "bronze.keep_versions_s": kept_days * 86_400, "pipeline.retention_interval_s": every_s,
+    }  # fmt: skip
+    forgetter = object.__new__(Forgetter)
+    forgetter._context = SimpleNamespace(settings=load(sections(), flags=flags), clock=manual_clock)  # type: ignore[assignment]
+    metadata = {"configuration": {RETENTION: says} if says else {}}
+
+    found = forgetter._gone_by(Snapshot(metadata=metadata))
+
+    now = datetime.fromtimestamp(manual_clock.now_ns() / 1e9, UTC)
+    wanted = (
+        f"{now + timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}" if days else f"never: {RETENTION} of the table is {says!r}"
+    )
+    assert wanted == found

@@ -247,6 +247,16 @@ def test_a_column_or_operator_that_does_not_exist_is_refused(chosen: Filter) -> 
         browse_sql("gold/acme/shop/orders", ORDERS.column_names, chosen)
 
 
+@pytest.mark.parametrize(
+    ("page", "offset"), [(-3, 0), (0, 0), (1, 0), (2, 50), (200, 9950), (201, 9950), (10**9, 9950)]
+)
+def test_a_page_is_one_of_those_that_can_be_asked_for(page: int, offset: int) -> None:
+    """One far behind costs a scan of all rows before it: it is the last that may be asked for."""
+    text = browse_sql("gold/acme/shop/orders", ORDERS.column_names, Filter(sort="id", page=page))
+
+    assert text.endswith(f" limit 51 offset {offset}")
+
+
 def test_a_value_is_a_value_whatever_it_says() -> None:
     text = browse_sql("gold/acme/shop/orders", ORDERS.column_names, Filter("city", "eq", "x' or 1=1 --"))
 

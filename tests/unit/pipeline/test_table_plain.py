@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import AlreadyExists, Corrupt, Unavailable
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, Unavailable
 from lakebed.delta.log import Commit, encode, log_key, overlapping
 from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
@@ -160,3 +160,27 @@ async def test_a_small_tables_file_has_bounds_and_nulls_of_its_columns(manual_cl
     assert {"id": 3, "at": 7, "name": "x" * 32 + "\U0010ffff"} == file.high
     assert ({"id": 0, "at": 1, "name": 0}, 2, {}) == (file.nulls, file.rows, file.partition)
     assert file.size == (await table._store.head(f"tables/t/{file.path}")).size
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b'"configuration":{"delta.constraints.c":"id > 0"', "the constraint c"),
+        (b'"configuration":{"delta.columnMapping.mode":"name"', "maps column names"),
+    ],
+)
+async def test_a_small_table_that_another_engine_has_made_stricter_is_not_written(
+    manual_clock: ManualClock, said: bytes, why: str
+) -> None:
+    """Its rows could break what the table promises: no version is made, and what is there is read as before."""
+    whole = MemoryStore(clock=manual_clock)
+    await made(whole, manual_clock, [1, 2])
+    store, key = MemoryStore(clock=manual_clock), log_key(SPEC.root, 0)
+    await store.create(key, (await whole.get(key)).data.replace(b'"configuration":{', said, 1))
+    table = PlainTable(runtime_on(store, manual_clock), SPEC)
+
+    with pytest.raises(Invalid, match=why):
+        await table.commit(lambda _: Commit("WRITE"))
+
+    state = await table.snapshot()
+    assert (0, 2) == (state.version, state.rows)

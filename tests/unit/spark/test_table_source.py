@@ -21,14 +21,14 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Invalid
 from lakebed.core.settings import load
 from lakebed.delta.log import Commit, encode, log_key
-from lakebed.delta.model import DataFile, Snapshot, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import Comparison
 from lakebed.pipeline.tables import files, source, sql
 from lakebed.pipeline.tables.source import FileTask, TableSource, TableStreamReader, file_tasks, predicate_of
 from lakebed.pipeline.tables.sql import SqlTables
 from lakebed.pipeline.tables.table import Table
-from lakebed.pipeline.tables.writers import spec_of
+from lakebed.pipeline.tables.writers import TableWriter, spec_of
 from lakebed.spark.location import Location
 from lakebed.spark.native import CATALOG, EXTENSION, S3A, delta_conf, has_delta
 from lakebed.wiring.parts import sections
@@ -191,6 +191,51 @@ def test_names_are_read_by_deltas_own_reader_where_the_session_has_it(
     else:
         assert {"format": "lakebed.table", "load": "silver/acme/shop/or-d=e.rs"} == by
         assert ([0], [["id"]], []) == (version, chosen, given)
+
+
+def test_views_of_earlier_statements_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same statement finds its view again, and a new one takes the place of the oldest; a refresh drops all."""
+    spark: Any = FakeSession("")
+    context = context_of(clock=ManualClock())
+    for name in ("a", "b", "c"):
+        spec = TableSpec(f"silver/acme/shop/{name}", SCHEMA)
+        data = encode(Commit("WRITE", spec=spec, table_id="i"), attempt_id="a", now_ms=0)
+        asyncio.run(context.store.create(log_key(spec.root, 0), data))
+    monkeypatch.setattr("lakebed.spark.register", lambda spark, settings: None)
+    monkeypatch.setattr(sql, "make_context", lambda settings, role: context)
+    monkeypatch.setattr(sql, "VIEWS_MAX", 2)
+    tables = SqlTables(spark, load(sections(), flags={"store.url": "s3://lake"}, env={}))
+
+    def asked(word: str) -> list[str]:
+        return [str(one[1]).split("_")[1] for one in spark.asked if one[0] == word]
+
+    for name in ("a", "a", "b", "a", "c", "b", "a"):
+        tables.sql(f"select id from silver.shop.{name}")
+    made, dropped = asked("createOrReplaceTempView"), asked("dropTempView")
+    tables.refresh()
+
+    assert (["a", "b", "c", "a"], ["a", "b"]) == (made, dropped)
+    assert ["a", "b", "c", "a"] == asked("dropTempView")
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [({}, None), ({"application": "a", "batch": "0"}, ("a", 0)), ({"application": "a"}, ...), ({"batch": "7"}, ...)],
+)
+def test_a_write_is_idempotent_by_application_and_batch_or_not_at_all(options: dict[str, str], batch: Any) -> None:
+    """One without the other would be written again with every repeat, and nobody would know."""
+    applied: list[Any] = []
+    writer = object.__new__(TableWriter)
+    writer._source = TableSource({"table": "t", "store.url": "s3://lake", **options})
+    writer.apply = lambda messages, batch: applied.append(batch)  # type: ignore[assignment, method-assign, return-value]
+
+    if batch is ...:
+        with pytest.raises(Invalid, match="belong together"):
+            writer.commit([])
+    else:
+        writer.commit([])
+
+    assert ([] if batch is ... else [batch and WriteBatch(*batch)]) == applied
 
 
 class StreamedTable:

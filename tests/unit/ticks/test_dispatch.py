@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Conflict, NotFound, Unavailable
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import read_record
+from lakebed.ticks import auditor as auditor_module
 from lakebed.ticks import commit_times, dispatcher, paths
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow, AuditTable
@@ -352,6 +354,21 @@ async def test_messages_of_one_shard_are_received_when_another_fails(fleet: Flee
         await queue.receive(100)  # nothing else is left: the error is told
 
 
+@pytest.mark.parametrize("full", range(4))
+async def test_a_shard_that_is_always_full_keeps_no_other_s_messages_back(fleet: Fleet, full: int) -> None:
+    """A project with more messages than a receive takes is one of four: each receive begins at another shard."""
+    projects = {zlib.crc32(f"o/p{number}".encode()) % 4: f"p{number}" for number in range(40)}
+    for number in range(60):
+        await fleet.queue.send(message(f"t{number}", projects[full]))
+    others = {project for shard, project in projects.items() if shard != full}
+    for project in others:
+        await fleet.queue.send(message("t1", project))
+
+    taken = [one.message().project_id for _ in range(4) for one in await fleet.queue.receive(10)]
+
+    assert (40, others) == (len(taken), set(taken) - {projects[full]})
+
+
 async def test_a_message_that_cannot_be_read_does_not_stop_the_others(fleet: Fleet) -> None:
     """It comes back until it is a dead letter."""
     await fleet.queue.send(message("bad"))
@@ -661,6 +678,33 @@ async def test_an_audit_pass_costs_what_was_committed_since_not_what_is_kept(man
     assert 2 == first
     assert first + 2 == dispatched.calls["get"]  # the unfinished one, once a pass; the finished one is remembered
     assert 1 == fleet.context.metrics.value("lakebed_ticks_undispatched")
+
+
+async def test_the_watermark_waits_while_more_ticks_are_unfinished_than_it_can_carry(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass finds them by their notes; with one fewer the watermark carries the others and moves."""
+    monkeypatch.setattr(auditor_module, "PENDING_MAX", 2)
+    fleet = Fleet(manual_clock)
+    rows, ticks = open_audit(fleet.context, COMMITTED), [TickId("o", "p", f"t{number}") for number in range(3)]
+    auditor = DispatchAuditor(fleet.context, queue=fleet.queue, committed=rows, dispatched=fleet.dispatched)
+    await auditor.measure()
+    begin_ms = (await auditor._watermark.read()).value.until_ms
+    for tick in ticks:
+        await commit_times.note(fleet.context, tick)
+        await rows.create(_audit_row(tick, "committed", fleet))
+    marks, counts = [], []
+    for done in (None, None, ticks[0]):
+        await manual_clock.advance(86_400.0)
+        if done is not None:
+            await fleet.dispatched.create(_audit_row(done, "done", fleet))
+        await auditor.measure()
+        mark = (await auditor._watermark.read()).value
+        marks.append((mark.until_ms - begin_ms, sorted(mark.pending)))
+        counts.append(fleet.context.metrics.value("lakebed_ticks_undispatched"))
+
+    assert [3.0, 3.0, 2.0] == counts
+    assert [(0, []), (0, []), (3 * 86_400_000, ["o/p/t1", "o/p/t2"])] == marks
 
 
 async def test_an_unfinished_tick_stays_in_the_audit_however_long_ago_it_was(manual_clock: ManualClock) -> None:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakebed.core.errors import Invalid
+from lakebed.ticks import packing
 from lakebed.ticks.packing import as_parquet, pack
 
 ROWS = [{"id": 1, "name": "a", "price": 2.5}, {"id": 2, "name": "b", "price": 3.5}]
@@ -52,3 +53,22 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: 
 
     with pytest.raises(Invalid, match=f"{name} cannot be read as {Path(name).suffix[1:].upper()}"):
         as_parquet(tmp_path / name, tmp_path)
+
+
+def test_a_tick_has_at_least_one_file_and_no_more_than_its_register_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before a file is read; a manifest beside them, and files of other forms, are none of its parts."""
+    monkeypatch.setattr(packing, "PARTS_MAX", 2)
+    (tmp_path / "empty").mkdir()
+    for name in ("a.parquet", "b.PARQUET", "notes.txt", packing.MANIFEST_FILE):
+        (tmp_path / name).write_text("")
+    found = packing.find([tmp_path])
+    (tmp_path / "c.parquet").write_text("")
+
+    assert ["a.parquet", "b.PARQUET"] == [file.name for file in found]
+    for where in (tmp_path, tmp_path / "empty"):
+        with pytest.raises(Invalid, match="a tick has from 1 to 2"):
+            packing.find([where])
+    with pytest.raises(Invalid, match=r"nowhere\.parquet does not exist"):
+        packing.find([tmp_path / "nowhere.parquet"])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lakebed.core.errors import NotFound
 from lakebed.ticks import paths
-from lakebed.ticks.model import TickId
+from lakebed.ticks.model import BronzeResult, CommitRecord, TickId
 from lakebed.ticks.packing import pack
 from lakebed.ticks.replay import first_of, next_attempt, note_replay, stored_parts
 from support.tick_fixtures import ORG, PROJECT, TICK, Service, context_of, manifest, parquet, serving
 
 OF = TickId(ORG, PROJECT, TICK)
+COMMIT = CommitRecord("s", ORG, PROJECT, TICK, "20261116", "delta", "x", {}, BronzeResult(5, 1), "", 4000, "a")
 
 
 async def committed_again(service: Service, note: str) -> str:
@@ -54,6 +56,26 @@ async def test_a_replay_of_an_attempt_is_one_of_its_tick() -> None:
 
         assert (TICK, f"{TICK}.r3") == (again.of.tick_id, again.attempt_id)
         assert ["t", "t.r1", "t.rx"] == [first_of(each) for each in ("t.r2", "t.r1", "t.rx")]
+
+
+@pytest.mark.parametrize(
+    ("committed", "expected"),
+    [((), 2), ((2,), 3), ((2, 3, 5), 6), ((2, 9), 10), ((2, 9, 10), 11), ((99, 100, 9), 101), ((200_000,), 200_001)],
+)
+async def test_the_next_attempt_is_behind_the_last_one_whatever_is_between(
+    committed: tuple[int, ...], expected: int
+) -> None:
+    """By number, not by text, and with holes: an attempt that was given up, or one whose record is gone. Ticks whose
+    ids only begin like one of them are others."""
+    context = context_of()
+    others = [f"{TICK}.r", f"{TICK}.r1", f"{TICK}.r02", f"{TICK}.r777x", f"{TICK}.r2.r900", f"{TICK}0.r800"]
+    for name in (*(f"{TICK}.r{number}" for number in committed), *others):
+        await context.store.create(paths.commit(TickId(ORG, PROJECT, name)), b"{}")
+    await context.store.create(paths.commit(OF), msgspec.json.encode(COMMIT))
+
+    attempt = await next_attempt(context, OF)
+
+    assert (OF, f"{TICK}.r{expected}") == (attempt.of, attempt.attempt_id)
 
 
 async def test_a_tick_that_is_not_committed_is_not_replayed() -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from lakebed.core import logs
 from lakebed.core.runs import RunReader
+from lakebed.ticks import paths
 from lakebed.ticks.adapters import open_audit
 from lakebed.ticks.audit import DISPATCHED, LOG, AuditRow
 from lakebed.ticks.model import TickId
@@ -288,6 +289,31 @@ async def test_a_bad_part_request_is_refused_and_leaves_nothing(
 
     assert status == answer.status_code
     assert [] == [info.key async for info in service.context.store.list("ticks/v1/parts/")]
+
+
+@pytest.mark.parametrize("swept", [False, True])
+async def test_a_part_that_is_there_is_read_no_further_than_a_new_one(swept: bool) -> None:
+    """A sender that never ends is refused at the limit too where nothing is stored: the part is there already, or the
+    tick is committed and its state was swept."""
+    async with serving(context_of(part_bytes_max=10_000)) as small:
+        committed = await small.finalize(await small.upload())
+        if swept:
+            await small.context.store.delete(paths.state(TickId(ORG, PROJECT, TICK)))
+        stored = [info.key async for info in small.context.store.list("ticks/v1/parts/")]
+        sent: list[int] = []
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for number in range(100):
+                sent.append(number)
+                yield b"x" * 1000
+
+        whole = await small.put(1, parquet([1, 2, 3]))
+        endless = await small.ask(
+            "PUT", f"ticks/{TICK}/parts/1", headers={"x-sha256": sha(parquet([1, 2, 3]))}, content=chunks()
+        )
+
+        assert (200, 200, 413, True) == (committed.status_code, whole.status_code, endless.status_code, len(sent) < 100)
+        assert stored == [info.key async for info in small.context.store.list("ticks/v1/parts/")]
 
 
 async def test_a_part_over_the_limit_is_413(service: Service) -> None:

@@ -587,6 +587,30 @@ def test_a_drain_is_long_enough_for_a_finalize() -> None:
     assert (30.0, True) == (FINALIZE_S, DRAIN_S > GatewaySettings().drain_s)
 
 
+@pytest.mark.parametrize(
+    ("size", "claimed", "ranges"),
+    [(11, 8, 0), (12, 0, 1), (60, 1000, 1), (5000, 4988, 1), (5000, 4989, 1), (9000, 5000, 1), (9000, 4992, 2)],
+)
+async def test_no_more_of_a_part_is_read_than_a_footer_may_have(
+    monkeypatch: pytest.MonkeyPatch, size: int, claimed: int, ranges: int
+) -> None:
+    """Its last bytes claim a length: one beyond the file, or beyond the limit, is refused before it is read."""
+    monkeypatch.setattr(verification, "FOOTER_BYTES_MAX", 5000)
+    monkeypatch.setattr(verification, "TAIL_BYTES", 1000 if size == 9000 else 64 * 1024)
+    asked: list[tuple[int, int]] = []
+
+    class Stored:
+        async def get_range(self, key: str, offset: int, length: int) -> bytes:
+            asked.append((offset, length))
+            return (b"x" * (size - 8) + claimed.to_bytes(4, "little") + b"PAR1")[offset : offset + length]
+
+    with pytest.raises(BadManifest, match="not a Parquet file"):
+        await verification.read_footer(Stored(), StoredPart("a", size, 1, "k"))  # type: ignore[arg-type]
+
+    assert ranges == len(asked)
+    assert all(0 <= offset and offset + length == size and length <= 5000 for offset, length in asked)
+
+
 def test_a_small_file_of_very_many_rows_is_refused_by_its_footer() -> None:
     """Five million rows of one value take some kilobytes; none of them is read to find out."""
     sink = io.BytesIO()

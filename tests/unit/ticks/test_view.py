@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 from unittest.mock import ANY
 
 import msgspec
 import pytest
 
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, now_ms
+from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
 from lakebed.store.memory import MemoryStore
+from lakebed.ticks import commit_times, transitions
 from lakebed.ticks import view as views
 from lakebed.ticks.adapters import open_audit
 from lakebed.ticks.audit import DISPATCHED, AuditRow
-from lakebed.ticks.model import BronzeResult, CommitRecord, StoredPart, TickFailure, TickId, TickMessage, TickState
+from lakebed.ticks.model import (
+    BronzeResult,
+    CommitRecord,
+    FinalizeResult,
+    StoredPart,
+    TickFailure,
+    TickId,
+    TickMessage,
+    TickState,
+)
 from lakebed.ticks.page import steps
 from lakebed.ticks.queue import ReceivedMessage
 from lakebed.ticks.receiver import Receiver, register_of
@@ -253,3 +265,58 @@ async def test_silver_with_nothing_to_do_is_not_behind() -> None:
     found = await views.silver_status(context_of())
 
     assert (0, 0, 0.0) == (found["undispatched"], found["waiting"], found["lag_s"])
+
+
+async def finished(context: Context, name: str, delay_s: float, rows: int) -> TickId:
+    """A tick whose commit is noted now, and whose state has its result so much later."""
+    clock, tick = context.clock, TickId(ORG, PROJECT, name)
+    assert isinstance(clock, ManualClock)
+    await commit_times.note(context, tick)
+    await clock.advance(delay_s)
+    result = FinalizeResult(name, "committed", rows - 1, 1, "")
+    await register_of(context, tick).change(
+        lambda now: transitions.finish(now, tick, result, manifest=None, now_ms=now_ms(clock))
+    )
+    return tick
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.5, 7.0, 25.0, 59.0])
+async def test_each_tick_is_counted_once_in_the_span_in_which_it_was_finished(
+    manual_clock: ManualClock, delay_s: float
+) -> None:
+    """However long before that its commit was noted; at the end of a span it is in that one, and a replay counts as
+    none."""
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
+    begin_ms = now_ms(manual_clock)
+    done: list[int] = []
+    for number in range(3):
+        tick = await finished(context, f"t{number}", delay_s, 10**number)
+        done.append(now_ms(manual_clock))
+        await manual_clock.advance(2.0)
+        await commit_times.note(context, tick)
+        await manual_clock.advance(3.0)
+    await commit_times.note(context, TickId(ORG, PROJECT, "unfinished"))
+
+    end_ms = now_ms(manual_clock) + 60_000
+    ends = sorted({*range(begin_ms - 1, end_ms, 5_000), *done, *(at + 1 for at in done), end_ms})
+    spans = list(pairwise(ends))
+    found = [await views.committed_between(context, *span) for span in spans]
+    whole = await views.committed_between(context, begin_ms - 1, end_ms)
+
+    wanted = [sum(10**number for number, at in enumerate(done) if from_ms < at <= to_ms) for from_ms, to_ms in spans]
+    assert (3, 111) == whole
+    assert wanted == [rows for _, rows in found]
+
+
+async def test_a_count_of_ticks_reads_a_bounded_number_of_them(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more it says the number that it has read, and no other."""
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
+    monkeypatch.setattr(views, "COUNTED_MAX", 2)
+    begin_ms = now_ms(manual_clock)
+    for number in range(4):
+        await manual_clock.advance(1.0)
+        await finished(context, f"t{number}", 0.0, 5)
+
+    assert (2, 10) == await views.committed_between(context, begin_ms, now_ms(manual_clock))

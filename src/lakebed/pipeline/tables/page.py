@@ -108,7 +108,8 @@ class TablesPage(PartPage):
             f"tables.sql:{sha256(f'{sorted(paths.items())}{text}'.encode()).hexdigest()}"  # a name may mean two tables
         )
         load = deferred(lambda: self.explorer.rows(text, paths))
-        return DataSource("tables:read", key, SCAN_S, load, QUERY_WAIT_S, QUERY_WAIT_S)
+        right = f"tables:read:{min(paths.values())}" if paths else "tables:read"  # each was demanded: one names a thing
+        return DataSource(right, key, SCAN_S, load, QUERY_WAIT_S, QUERY_WAIT_S)
 
     async def export(self, request: PageRequest) -> Download:
         form = request.query.text("format") or "csv"
