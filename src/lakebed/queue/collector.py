@@ -26,15 +26,7 @@ from lakebed.queue.claiming import StaleManifest
 from lakebed.queue.consumer import Consumer
 from lakebed.queue.dead_letters import DeadLetters
 from lakebed.queue.fetch import fetch
-from lakebed.queue.model import (
-    BatchTrouble,
-    Claimed,
-    Closed,
-    CollectedBatch,
-    KeyValueEntry,
-    PendingView,
-    ShortRead,
-)
+from lakebed.queue.model import BatchTrouble, Claimed, Closed, CollectedBatch, KeyValueEntry, PendingView, ShortRead
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
 from lakebed.queue.sweeper import QueueSweeper
