@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from lakebed.core.auth import Principal
 from lakebed.core.context import Context
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.settings import load
 from lakebed.core.trail import Trail
 from lakebed.lifecycle import routes
 from lakebed.lifecycle.blockers import Failure, block
@@ -19,6 +22,7 @@ from lakebed.lifecycle.model import StreamKind
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.state import Stream
 from lakebed.store.runtime import StoreRuntime
+from lakebed.wiring.parts import sections
 from support.lifecycle_gateway import client, gateway
 from support.lifecycle_harness import QUICK, Harness
 from support.lifecycle_makers import rule
@@ -163,3 +167,31 @@ async def test_a_dry_run_of_the_policy_in_force_judges_the_rules_that_run(monkey
 
     assert (200, ["logs/a"]) == (held.status_code, [one["key"] for one in held.json()["sample"]])
     assert (200, 400) == (ahead.status_code, refused.status_code)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "seen"), [("acme", ["acme.b"]), ("rival", ["rival.b"]), ("", ["acme.b", "rival.b"]), ("third", [])]
+)
+async def test_a_tenant_is_shown_the_actions_and_blockers_of_its_own_buckets(tenant: str, seen: list[str]) -> None:
+    """Whoever has no tenant sees those of all buckets."""
+    world = Harness()
+    for bucket in ("acme.b", "rival.b"):
+        await world.policy(bucket, rule(expiration_days=1))
+    await world.run_round()
+    for bucket in ("acme.b", "rival.b"):
+        failure = Failure(Stream(StreamKind.BOOTSTRAP, bucket=bucket), bucket, "k", "TRANSPORT_ERROR", "x")
+        await world.registers.blockers.change(
+            lambda known, failure=failure: (block(known, [failure], 1, reason="r"), None)  # type: ignore[misc]
+        )
+    context = Context(
+        node="n", settings=load(sections()), store=world.store, clock=world.clock, ids=Ids(), metrics=Metrics()
+    )
+    shown = routes.component(context)
+    principal = Principal("key", ("*",), tenant)
+    request: Any = SimpleNamespace(query_params={}, state=SimpleNamespace(principal=principal))
+
+    actions = msgspec.json.decode((await shown._status_of_all(request)).body)
+    blockers = msgspec.json.decode((await shown._blockers(request)).body)
+
+    assert seen == [row["bucket"] for row in actions]
+    assert seen == sorted(row["bucket"] for row in blockers)

@@ -51,6 +51,14 @@ async def test_in_doubt_the_bytes_are_deleted(conf: bytes, ttl_s: int, chunks: i
     assert [True] == place.deleted_data()
 
 
+async def test_an_entry_that_was_stamped_later_goes_with_its_bytes() -> None:
+    """They are on an ordinary volume, which nobody drops: left there, they would stay for good."""
+    place = Place()
+
+    assert Removal.WHOLE is await place.delete(place.put(extended={s3.BACK_STAMPED: b"true"}))
+    assert [True] == place.deleted_data()
+
+
 async def test_an_entry_that_lost_its_time_meanwhile_goes_with_its_bytes() -> None:
     """The condition holds the time too: it fails, the entry is looked at anew, and no byte is left behind for good."""
     place = Place()

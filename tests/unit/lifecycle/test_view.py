@@ -307,3 +307,26 @@ async def test_a_summary_says_when_the_policies_were_last_compiled() -> None:
 
     assert first == unchanged == world.clock.now_ns() - 3600 * 1_000_000_000
     assert world.clock.now_ns() == (await view.summary(context)).last_engine_compiled_at_ns
+
+
+async def test_the_summary_counts_actions_once_and_buckets_under_way_once(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred lags the median and the last but one; sums over all actions; a bucket of several actions is one."""
+    counts = {"pending": 1, "evaluated": 2, "expired": 3, "errors": 4}
+    rows: list[dict[str, Any]] = [
+        {"bucket": f"b{number // 50}", "action": f"a{number}", "lag_s": float(number), "scanned": number < 60} | counts
+        for number in reversed(range(100))
+    ]
+    rows.append({"bucket": "odd", "action": "", "mode": "invalid policy", "why": "no XML"})
+
+    async def status(context: Context, *, limit: int) -> list[dict[str, Any]]:
+        return rows
+
+    monkeypatch.setattr(view, "status", status)
+
+    found = await view.summary(context_of(MemoryStore(clock=manual_clock), clock=manual_clock))
+
+    assert (100, 49.0, 98.0, 2) == (found.actions, found.lag_p50_s, found.lag_p99_s, found.scanning)
+    assert (100, 200, 300, 400) == (found.pending, found.evaluated, found.expired, found.errors)
+    assert (0, 0, 0) == (found.blockers, found.last_round_ns, found.last_engine_compiled_at_ns)
