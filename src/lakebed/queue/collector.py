@@ -261,8 +261,7 @@ class Collector:
     async def _claim_from(self, view: PendingView) -> bool:
         if not view.pending:
             return False
-        at_s = self._clock.monotonic_s()
-        held = self._left_alone | frozenset(self._held)
+        at_s, held = self._clock.monotonic_s(), self._left_alone | frozenset(self._held)
         claimed = await self._consumer.claim(view, self.id, held, batches_max=self._settings.prefetch_batches)
         if isinstance(claimed, StaleManifest):
             return False
