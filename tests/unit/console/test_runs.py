@@ -14,13 +14,13 @@ from lakebed.batches.view import RecentBatches
 from lakebed.batches.window_query import RollupSeries, WindowValues
 from lakebed.console.pages import ACTIONS
 from lakebed.console.rendering import Assets, environment
-from lakebed.console.runs import PART_RUNS_MAX, RunRecord, RunsPage, RunsReader, merged
+from lakebed.console.runs import PART_RUNS_MAX, JobRunner, RunRecord, RunsPage, RunsReader, merged
 from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Conflict, Invalid, Unavailable
 from lakebed.core.logs import CAPTURED
-from lakebed.core.runs import RecordedRun, RunReader
+from lakebed.core.runs import ActiveRun, RecordedRun, RunReader
 from lakebed.core.settings import load
 from lakebed.pipeline.tables.maintenance import TableMaintenance
 from lakebed.pipeline.tables.runs import TablesRuns
@@ -117,6 +117,57 @@ async def test_a_run_is_run_again_and_is_on_record(part: str, kind: str, subject
 
     assert f"/console/ask/runs.again?run={name.replace('/', '%2F')}".encode() in page.content.replace(b"&amp;", b"&")
     assert f"{kind} {subject} runs" in done.text
+
+
+async def test_a_job_runs_once_at_a_time_in_the_lake_and_again_when_it_has_ended() -> None:
+    """Whichever gateway is asked, and however it ended; another subject is another job."""
+    store, clock = MemoryStore(clock=SystemClock()), SystemClock()
+    one, other = (JobRunner(context_of(store, clock=clock, seed=seed), "log") for seed in (1, 2))
+    going, ends = asyncio.Event(), list[str]()
+
+    async def work(run: ActiveRun) -> None:
+        await going.wait()
+        ends.append(run.subject)
+        if len(ends) == 1:
+            raise Unavailable("it failed")
+
+    async def ended(runner: JobRunner) -> None:
+        going.set()
+        async with asyncio.timeout(60):
+            while runner._tasks:
+                await asyncio.sleep(0)
+        going.clear()
+
+    await one.begin("compaction", "clicks", work)
+    for runner in (one, other):
+        with pytest.raises(Conflict, match="compaction clicks is running already"):
+            await runner.begin("compaction", "clicks", work)
+    await other.begin("compaction", "orders", work)
+    await ended(one)
+    await ended(other)
+    for runner in (one, other, one):
+        await runner.begin("compaction", "clicks", work)
+        await ended(runner)
+
+    assert ["clicks", "orders", "clicks", "clicks", "clicks"] == ends
+    found = await RunReader(context_of(store, clock=clock), "log").latest(10)
+    assert ["done"] * 4 + ["failed"] == sorted(run.state for run in found)
+    await one.stop()
+    await other.stop()
+
+
+async def test_the_page_shows_so_many_runs_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakebed.console.runs.RUNS_MAX", 3)
+    store, clock = MemoryStore(clock=SystemClock()), SystemClock()
+    log = context_of(store, clock=clock).run_log("log")
+    for number in range(5):
+        async with log.record("log compaction", f"topic-{number}"):
+            pass
+    async with site(store) as here:
+        page = await here.browser.open("/runs")
+
+    shown = [number for number in range(5) if f"topic-{number}" in page.text]
+    assert 3 == len(shown)
 
 
 async def test_models_and_loads_are_run_again_with_what_they_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
