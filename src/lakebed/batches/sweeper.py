@@ -295,8 +295,11 @@ class BlobSweeper:
             except NotFound:
                 continue  # swept already
         for day in await self._store.children(paths.RAW_BLOBS_BY_TIME):
-            if paths.day_ns(day) > now_ns - self._horizon_ns:
-                continue
+            try:
+                if paths.day_ns(day) > now_ns - self._horizon_ns:
+                    continue
+            except Invalid:
+                continue  # not ours
             async for entry in self._store.list(f"{paths.RAW_BLOBS_BY_TIME}{day}/"):
                 try:
                     yield await self._store.head(await self._seen(entry.key))

@@ -609,12 +609,14 @@ async def test_an_undecided_orphan_is_finished_not_lost(
 async def test_candidates_also_come_from_the_hour_index(
     store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., BlobSweeper]
 ) -> None:
-    """The fast source finds an indexed orphan, and drops index entries of blobs that are gone."""
+    """The fast source finds an indexed orphan, and drops index entries of blobs that are gone. A folder of somebody
+    else does not stop it."""
     await accepted_without_aftermath(store, manual_clock, frame_of())
     orphan = submit(frame_of(value=2.0))
     await write_blob(store, orphan)
     seen = acceptance.blob_seen(orphan.sha256, manual_clock.now_ns())
     await store.create(seen.key, seen.data)
+    await store.create(f"{paths.RAW_BLOBS_BY_TIME}backup/notes.txt", b"kept")
     await manual_clock.advance(86400 * 2)
 
     first = await make_sweeper(store).sweep(dry_run=False, source="by_time")
@@ -624,6 +626,7 @@ async def test_candidates_also_come_from_the_hour_index(
     await make_sweeper(store).sweep(dry_run=False, source="by_time")
 
     assert first.counts["delete"] == 1
+    assert [f"{paths.RAW_BLOBS_BY_TIME}backup/notes.txt"] == await keys(store, paths.RAW_BLOBS_BY_TIME)
     with pytest.raises(NotFound):
         await store.get(seen.key)
 
