@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from lakebed.core.auth import Principal
 from lakebed.core.errors import LakebedError, Overloaded
 from lakebed.pipeline.tables import routes
-from lakebed.pipeline.tables.query import QueryLimits
+from lakebed.pipeline.tables.query import QueryLimits, QuerySlots
 from lakebed.pipeline.tables.view import TableRow
 
 ROWS = pa.table({"id": [1, 2, 3], "spent": [1.5, 2.5, 3.5]})
@@ -130,16 +132,36 @@ async def test_a_name_means_only_tables_that_its_caller_may_read(
 
 
 async def test_more_rows_than_the_limit_are_refused(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that is too long is read with a limit; a third query at once is refused for now."""
+    """A table that is too long is read with a limit."""
     monkeypatch.setattr(routes, "ROWS_MAX", 2)
     path = "/v1/tables/rows/gold/acme/shop/by_customer"
     whole, few = await http.get(path), await http.get(path, params={"limit": "9"})
-    part = routes.TableRoutes(SimpleNamespace(store=None))  # type: ignore[arg-type]
-    part._free = 0
-    with pytest.raises(Overloaded):
-        await part._in_thread(lambda: 1)
 
     assert "has more than 2 rows" in whole.text and 2 == len(rows(few))
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+async def test_a_third_query_at_once_is_refused_also_when_nobody_waits_for_the_first(wait_s: float) -> None:
+    """Its thread runs on and costs as much as before: clients that give up make room for no others."""
+    slots, ends = QuerySlots(2, wait_s=wait_s), [threading.Event(), threading.Event()]
+    first, second = (asyncio.ensure_future(slots.run(end.wait)) for end in ends)
+    await asyncio.sleep(0)
+    try:
+        first.cancel()
+        await asyncio.wait([first])
+        with pytest.raises(Overloaded, match="2 queries already run"):
+            await slots.run(lambda: 3)
+    finally:
+        for end in ends:
+            end.set()
+    assert await second
+    while slots._free.locked():
+        await asyncio.sleep(0.001)
+
+    assert 4 == await slots.run(lambda: 4)
+    with pytest.raises(ZeroDivisionError):
+        await slots.run(lambda: 1 // 0)
+    assert 5 == await slots.run(lambda: 5)
 
 
 async def test_a_query_ends_at_its_limits(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,18 @@ from typing import Any, Literal
 import msgspec
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid, Overloaded
+from lakebed.core.errors import Invalid
 from lakebed.pipeline.tables import query
-from lakebed.pipeline.tables.query import QueryLimits, QueryResult, literal, path_of, quoted, resolve, sql_name
+from lakebed.pipeline.tables.query import (
+    QueryLimits,
+    QueryResult,
+    QuerySlots,
+    literal,
+    path_of,
+    quoted,
+    resolve,
+    sql_name,
+)
 
 QUERIES_MAX = 2  # each may use a core and its memory
 WAIT_S = 10.0
@@ -81,7 +90,7 @@ class TableExplorer:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._slots = asyncio.Semaphore(QUERIES_MAX)
+        self._queries = QuerySlots(QUERIES_MAX, wait_s=WAIT_S)
 
     def paths(self, text: str, known: Sequence[str], demand: Demand) -> dict[str, str]:
         """The tables of a query, by the path in it, each of which may be read. Raises Invalid, Denied, NotFound."""
@@ -124,14 +133,7 @@ class TableExplorer:
         ]
 
     async def _run(self, text: str, paths: dict[str, str], limits: QueryLimits) -> QueryResult:
-        try:
-            await asyncio.wait_for(self._slots.acquire(), WAIT_S)
-        except TimeoutError:
-            raise Overloaded(f"{QUERIES_MAX} queries already run", retry_after_s=WAIT_S) from None
-        try:
-            return await asyncio.to_thread(query.run, text, lambda path: self._dataset(paths[path]), limits)
-        finally:
-            self._slots.release()
+        return await self._queries.run(lambda: query.run(text, lambda path: self._dataset(paths[path]), limits))
 
     def _dataset(self, name: str) -> Any:
         return query.delta_table(self._context, name).to_pyarrow_dataset()

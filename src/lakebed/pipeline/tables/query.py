@@ -10,17 +10,19 @@ names are opened; filters and columns are pushed down to their files.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from difflib import get_close_matches
 from threading import Timer
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid, NotFound, TooLarge
+from lakebed.core.errors import Invalid, NotFound, Overloaded, TooLarge
 from lakebed.spark.location import Location
 from lakebed.store.settings import StoreSettings
 
@@ -28,6 +30,7 @@ ROOT = "tables/"
 # Functions in `from` that read no file and take no address: everything else there could leave the engine.
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"})
 
+R = TypeVar("R")
 Dataset = Callable[[str], Any]  # a table's path -> its PyArrow dataset
 TableName = tuple[str, ...]  # its parts in the query, at least two
 IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
@@ -43,6 +46,34 @@ class QueryLimits(msgspec.Struct, frozen=True):
     threads: int = 1
     rows: int = 1000
     result_bytes: int = 16 * 1024 * 1024
+
+
+class QuerySlots:
+    """So many queries at once, each in a thread. One that nobody waits for any more keeps its slot until its thread has
+    ended: it costs as much as before.
+    """
+
+    def __init__(self, count: int, *, wait_s: float = 0.0) -> None:
+        self._count, self._wait_s = count, wait_s
+        self._free = asyncio.Semaphore(count)
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """Raises Overloaded when no slot is free within the time to wait."""
+        try:
+            if self._free.locked() and not self._wait_s:
+                raise TimeoutError
+            async with asyncio.timeout(self._wait_s or None):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Overloaded(f"{self._count} queries already run", retry_after_s=self._wait_s or 1.0) from None
+        thread = asyncio.get_running_loop().run_in_executor(None, copy_context().run, work)
+        thread.add_done_callback(self._ended)
+        return await asyncio.shield(thread)
+
+    def _ended(self, thread: asyncio.Future[Any]) -> None:
+        self._free.release()
+        if not thread.cancelled():
+            thread.exception()  # perhaps nobody else looks at it any more
 
 
 class QueryTooSlow(TooLarge):

@@ -6,7 +6,6 @@ without the bucket's credentials. Whoever has them reads the tables from the buc
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,9 +16,9 @@ from starlette.routing import BaseRoute, Route
 
 from lakebed.core.auth import Principal
 from lakebed.core.context import Component, Context, StatelessComponent
-from lakebed.core.errors import Invalid, Overloaded, Unavailable
+from lakebed.core.errors import Invalid, Unavailable
 from lakebed.core.http import decode_json, json_response, operation
-from lakebed.pipeline.tables.query import QueryLimits, delta_table, resolve
+from lakebed.pipeline.tables.query import QueryLimits, QuerySlots, delta_table, resolve
 from lakebed.pipeline.tables.query import run as run_query
 from lakebed.pipeline.tables.view import TableRow, Tables
 
@@ -41,7 +40,7 @@ class TableRoutes(StatelessComponent):
     writes: Sequence[BaseRoute] = ()
 
     def __init__(self, context: Context) -> None:
-        self._context, self._free = context, AT_ONCE
+        self._context, self._queries = context, QuerySlots(AT_ONCE)
         self.reads: Sequence[BaseRoute] = (
             Route("/v1/tables", self._list),
             Route("/v1/tables/rows/{name:path}", self._rows),
@@ -123,15 +122,10 @@ class TableRoutes(StatelessComponent):
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         """Runs one query. Raises Overloaded while others run, Unavailable without the extra."""
-        if self._free <= 0:
-            raise Overloaded(f"{AT_ONCE} queries run already", retry_after_s=1.0)
-        self._free -= 1
         try:
-            return await asyncio.to_thread(work)
+            return await self._queries.run(work)
         except ModuleNotFoundError as error:
             raise Unavailable(f"this gateway has no {error.name}", hint="pip install 'lakebed[sql]' there") from error
-        finally:
-            self._free += 1
 
 
 def path_of(name: str) -> str:
