@@ -7,10 +7,13 @@ import inspect
 import math
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FrameType
 
 import pyarrow as pa
 import pytest
@@ -251,9 +254,18 @@ def test_the_last_hour_of_a_query_ends_where_the_query_does(lake: lakebed.Lake) 
 def test_ctrl_c_cancels_what_is_waited_for() -> None:
     """The caller gets the interrupt, the work its cancellation; the thread serves the next call."""
     loop, cancelled = LoopThread(), threading.Event()
+    caller = threading.main_thread().ident or 0
+
+    def waits() -> bool:
+        frame: FrameType | None = sys._current_frames()[caller]
+        while frame is not None and frame.f_code is not Future.result.__code__:
+            frame = frame.f_back
+        return frame is not None
 
     async def interrupted() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not waits():
+            await asyncio.sleep(0.001)
+        signal.pthread_kill(caller, signal.SIGINT)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
