@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from lakebed.core.clock import now_ms
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
@@ -15,6 +17,7 @@ from lakebed.log.services import LogServices
 from lakebed.log.writer import Appended
 from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import MetaEntry
+from support.counting_store import count_requests
 from support.log_host import TP, Host
 
 
@@ -138,18 +141,26 @@ async def test_retention_by_age_keeps_what_is_exactly_as_old_as_allowed(host: Ho
     assert [] == await host.read_all(host.broker())
 
 
-async def test_retention_by_size_keeps_what_fits_exactly_and_counts_compacted_blobs(host: Host) -> None:
-    """From the newest append back: as long as the stored bytes fit, none goes; one byte less and the oldest goes."""
+async def test_retention_by_size_keeps_what_fits_exactly_and_counts_compacted_blobs(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the newest append back: as long as the stored bytes fit, none goes; one byte less and the oldest goes.
+    Entries know their lengths: the bucket is asked for none.
+    """
     broker, services = await fill(host, 4), host.services(compact_max_entries=2)
     assert "compacted" == await services.compactor.compact_once(TP)
     sizes = [await services.reader.size(span) for span in await services.records.spans(TP, 1, limit=9)]
 
     assert 3 == len(sizes)
+    asked = count_requests(monkeypatch, host.store)
     await broker.admin.configure("orders", TopicConfig(retention_bytes=sum(sizes)))
     await services.retention.apply_once(TP)
+    assert [] == asked
     assert 8 == len(await host.read_all(host.broker()))
     await broker.admin.configure("orders", TopicConfig(retention_bytes=sum(sizes) - 1))
+    asked.clear()
     assert 1 == await services.retention.apply_once(TP)
+    assert {"delete"} == set(asked)
     assert [b"a2", b"b2", b"a3", b"b3"] == await host.read_all(host.broker())
 
 
