@@ -152,14 +152,14 @@ async def test_retention_by_size_keeps_what_fits_exactly_and_counts_compacted_bl
     sizes = [await services.reader.size(span) for span in await services.records.spans(TP, 1, limit=9)]
 
     assert 3 == len(sizes)
-    asked = count_requests(monkeypatch, host.store)
+    asked, retention = count_requests(monkeypatch, host.store), host.services().retention
     await broker.admin.configure("orders", TopicConfig(retention_bytes=sum(sizes)))
-    await services.retention.apply_once(TP)
+    await retention.apply_once(TP)
     assert [] == asked
     assert 8 == len(await host.read_all(host.broker()))
     await broker.admin.configure("orders", TopicConfig(retention_bytes=sum(sizes) - 1))
     asked.clear()
-    assert 1 == await services.retention.apply_once(TP)
+    assert 1 == await retention.apply_once(TP)
     assert {"delete"} == set(asked)
     assert [b"a2", b"b2", b"a3", b"b3"] == await host.read_all(host.broker())
 
