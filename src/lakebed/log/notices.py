@@ -14,14 +14,24 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from lakebed.core.clock import Clock
 from lakebed.core.context import Context
 from lakebed.core.errors import Unauthenticated
-from lakebed.core.http import body_limit, decode_json, json_response, operation, own_keys
+from lakebed.core.http import (
+    Buffer,
+    DirectRequest,
+    DirectResponse,
+    Respond,
+    body_limit,
+    decode_json,
+    direct,
+    direct_response,
+    operation,
+    own_keys,
+)
+from lakebed.core.http_connection import HttpConnection
 from lakebed.core.logs import logger
 from lakebed.core.tls import client_context
 from lakebed.gateway.settings import GatewaySettings
@@ -52,7 +62,7 @@ class MovedNotice(msgspec.Struct, frozen=True):
 
 
 class NoticeSender:
-    """The notices to one broker. `send` raises OSError or TimeoutError."""
+    """The notices to one broker. `send` raises OSError."""
 
     def __init__(self, send: Callable[[MovedNotice], Awaitable[None]], clock: Clock) -> None:
         self._send, self._clock = send, clock
@@ -76,7 +86,7 @@ class NoticeSender:
             notice = MovedNotice([MovedPartition(tp.topic, tp.partition, end) for tp, end in ends.items()])
             try:
                 await self._send(notice)
-            except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            except OSError as error:
                 log.debug("a notice was not delivered", error=str(error) or type(error).__name__)
                 await self._clock.sleep(PAUSE_S)
                 self._pending.clear()  # the other has polled meanwhile
@@ -87,49 +97,37 @@ class NoticeConnection:
     """Posts notices to one broker over one kept connection. A broker with TLS is verified before it gets its token."""
 
     def __init__(self, broker: BrokerRecord, tls_ca: Path | None = None) -> None:
-        self._url, self._token, self._tls_ca = urlsplit(broker.http), broker.token, tls_ca
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._url, self._tls_ca = urlsplit(broker.http), tls_ca
+        self._head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: {self._url.netloc}\r\n{TOKEN_HEADER}: {broker.token}\r\n"
+            "content-type: application/json\r\ncontent-length: "
+        ).encode()
+        self._kept: HttpConnection | None = None
 
     async def post(self, notice: MovedNotice) -> None:
+        """Raises OSError; the next notice gets a new connection then, as where the other has closed an idle one."""
         body = msgspec.json.encode(notice)
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nhost: {self._url.netloc}\r\n{TOKEN_HEADER}: {self._token}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                reader, writer = self._kept() or await self._open()
-                writer.write(head.encode() + body)
-                await _read_response(reader)
+            if self._kept is None or self._kept.is_closed:
+                self._kept = await self._open()
+            response = await self._kept.send(self._head + b"%d\r\n\r\n" % len(body), body, TIMEOUT_S)
+            if response.status != 200:
+                raise OSError(f"the other broker answered {response.status}")
+            if not self._kept.keeps:
+                self.close()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
-    def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The connection of the last notice, unless the other has closed it since: gateways close idle ones."""
-        if self._streams is not None and (self._streams[0].at_eof() or self._streams[0].exception() is not None):
-            self.close()
-        return self._streams
-
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> HttpConnection:
         tls = client_context(self._tls_ca) if self._url.scheme == "https" else None
         port = self._url.port or (443 if tls else 80)
-        self._streams = await asyncio.open_connection(self._url.hostname, port, ssl=tls)
-        return self._streams
-
-
-async def _read_response(reader: asyncio.StreamReader) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    lines = head.decode("latin-1").lower().split("\r\n")
-    length = next((int(line.partition(":")[2]) for line in lines if line.startswith("content-length:")), 0)
-    await reader.readexactly(length)
-    if lines[0].split(" ")[1:2] != ["200"]:
-        raise OSError(f"the other broker answered {lines[0]!r}")
+        return await HttpConnection.open(self._url.hostname or "", port, timeout_s=TIMEOUT_S, tls=tls)
 
 
 class BrokerPeers:
@@ -147,7 +145,7 @@ class BrokerPeers:
         self._senders: dict[BrokerRecord, tuple[NoticeSender, NoticeConnection]] = {}
         self._sent = context.metrics.counter("lakebed_log_notices_total").labels(direction="out")
         self._got = context.metrics.counter("lakebed_log_notices_total").labels(direction="in")
-        self.routes: Sequence[Route] = [Route(PATH, self._receive, methods=["POST"])]
+        self.routes: Sequence[Route] = [Route(PATH, direct(self._receive, self._receive_promptly), methods=["POST"])]
 
     def start(self) -> None:
         self.registry.start()
@@ -194,14 +192,20 @@ class BrokerPeers:
     @own_keys
     @body_limit(NOTICE_BYTES_MAX)
     @operation("Notify a broker that partitions have moved", body=MovedNotice)
-    async def _receive(self, request: Request) -> Response:
+    async def _receive(self, call: DirectRequest) -> DirectResponse:
         """For brokers of the same lake, which know the token from the registry. Consumers that wait look again."""
-        token = request.headers.get(TOKEN_HEADER, "")
+        return self._received(call, await call.body())
+
+    def _receive_promptly(self, call: DirectRequest, body: Buffer, respond: Respond) -> None:
+        respond(lambda: self._received(call, body))
+
+    def _received(self, call: DirectRequest, body: Buffer) -> DirectResponse:
+        token = call.header(TOKEN_HEADER.encode())
         if not hmac.compare_digest(token.encode(), self.registry.me.token.encode()):
             raise Unauthenticated(
                 "this is not the token of this broker", hint="only brokers of the same lake send notices"
             )
         self._got.inc()
-        for moved in decode_json(await request.body(), MovedNotice).moved:
+        for moved in decode_json(body, MovedNotice).moved:
             self._heard(TopicPartition(moved.topic, moved.partition), moved.high_watermark)
-        return json_response({})
+        return direct_response({})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 
 from lakebed.core.clock import ManualClock, settle
+from lakebed.core.http_connection import HttpConnection
 from lakebed.gateway.app import build
 from lakebed.log import notices
 from lakebed.log.broker import Broker
@@ -253,7 +254,7 @@ async def test_what_does_not_fit_into_a_notice_is_left_to_the_poll(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionRefusedError(), TimeoutError(), asyncio.IncompleteReadError(b"", 1), ValueError("no length")]
+    "error", [ConnectionRefusedError(), TimeoutError(), ConnectionError("no HTTP"), OSError("401")]
 )
 async def test_after_a_notice_that_failed_only_what_moves_later_is_sent(error: Exception) -> None:
     """However it failed. What moved in the pause was found by the other's polls, so nothing is kept for it."""
@@ -299,12 +300,13 @@ class Peer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> None:
         self._answers = list(answers)
         self.requests: list[bytes] = []
-        self.connections: list[PeerConnection] = []
-        monkeypatch.setattr("lakebed.log.notices.asyncio.open_connection", self._open)
+        self.wires: list[Wire] = []
+        monkeypatch.setattr(HttpConnection, "open", self._open)
 
-    async def _open(self, *_: Any, **__: Any) -> tuple[asyncio.StreamReader, PeerConnection]:
-        self.connections.append(PeerConnection(self))
-        return self.connections[-1].reader, self.connections[-1]
+    async def _open(self, *_: Any, **__: Any) -> HttpConnection:
+        connection = HttpConnection(asyncio.get_running_loop())
+        self.wires.append(Wire(self, connection))
+        return connection
 
     def answer(self, request: bytes) -> bytes | None:
         self.requests.append(request)
@@ -312,23 +314,26 @@ class Peer:
 
     @property
     def closed(self) -> list[bool]:
-        return [each.closed for each in self.connections]
+        return [each.closed for each in self.wires]
 
 
-class PeerConnection:
-    """As a StreamWriter. What is written to a connection that has ended is lost."""
+class Wire(asyncio.Transport):
+    """What is written to a connection that has ended is lost."""
 
-    def __init__(self, peer: Peer) -> None:
-        self._peer, self.reader, self.closed = peer, asyncio.StreamReader(), False
+    def __init__(self, peer: Peer, connection: HttpConnection) -> None:
+        super().__init__()
+        self._peer, self.connection, self.closed = peer, connection, False
+        connection.connection_made(self)
 
-    def write(self, data: bytes) -> None:
-        if self.closed or self.reader.at_eof():
+    def writelines(self, parts: Any) -> None:
+        if self.closed or self.connection.is_closed:
             return
-        answer = self._peer.answer(data)
+        answer = self._peer.answer(b"".join(parts))
+        loop = asyncio.get_running_loop()
         if answer is not None:
-            self.reader.feed_data(answer)
+            loop.call_soon(self.connection.data_received, answer)
         if answer is None or not answer.endswith(OK):
-            self.reader.feed_eof()
+            loop.call_soon(self.connection.connection_lost, None)
 
     def close(self) -> None:
         self.closed = True
@@ -374,7 +379,7 @@ async def test_a_connection_on_which_a_notice_failed_is_not_used_again(
     peer = Peer(monkeypatch, answer, OK)
     connection = NoticeConnection(OTHER)
 
-    with pytest.raises((OSError, asyncio.IncompleteReadError, ValueError)):
+    with pytest.raises(OSError):
         await connection.post(NOTICE)
     after_failure = peer.closed
     await connection.post(NOTICE)
@@ -385,7 +390,7 @@ async def test_a_connection_on_which_a_notice_failed_is_not_used_again(
 async def test_a_broker_that_does_not_answer_in_time_gets_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its late answer would be taken for that of the next notice."""
     peer = Peer(monkeypatch)
-    monkeypatch.setattr(PeerConnection, "write", lambda self, data: None)
+    monkeypatch.setattr(Wire, "writelines", lambda self, parts: None)
     monkeypatch.setattr(notices, "TIMEOUT_S", 0.0)
     connection = NoticeConnection(OTHER)
 
@@ -396,19 +401,19 @@ async def test_a_broker_that_does_not_answer_in_time_gets_a_new_connection(monke
     assert [True, True] == peer.closed
 
 
-@pytest.mark.parametrize("how", [asyncio.StreamReader.feed_eof, lambda one: one.set_exception(ConnectionResetError())])
+@pytest.mark.parametrize("error", [None, ConnectionResetError()])
 async def test_a_connection_that_the_other_broker_has_ended_meanwhile_costs_no_notice(
-    monkeypatch: pytest.MonkeyPatch, how: Callable[[asyncio.StreamReader], None]
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     """Gateways close what is idle for a minute: where records are rare, every second notice would be lost."""
     peer = Peer(monkeypatch, OK, OK)
     connection = NoticeConnection(OTHER)
     await connection.post(NOTICE)
-    how(peer.connections[0].reader)
+    peer.wires[0].connection.connection_lost(error)
 
     await connection.post(NOTICE)
 
-    assert ([True, False], 2) == (peer.closed, len(peer.requests))
+    assert (2, 2) == (len(peer.wires), len(peer.requests))
 
 
 async def test_connections_to_brokers_that_are_gone_are_closed(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -16,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakebed.core import errors as kinds
+from lakebed.core.http_connection import HttpResponse
 from lakebed.core.settings import Secret
-from lakebed.store.fast.connection import PutConnection, PutResponse
+from lakebed.store.fast import puts
 from lakebed.store.fast.puts import UNRESERVED, PutClient, Signer
 from lakebed.store.settings import StoreSettings
 
@@ -77,47 +76,9 @@ def test_the_fast_path_is_for_plain_stores_only(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_missing_key_is_a_conflict_and_a_missing_bucket_is_not() -> None:
     """S3 and MinIO answer 404 NoSuchKey to a replace of an object that is gone: another truth, not a wrong bucket."""
-    gone, absent = PutResponse(), PutResponse()
+    gone, absent = HttpResponse(), HttpResponse()
     gone.status, gone.body = 404, b"<Error><Code>NoSuchKey</Code></Error>"
     absent.status, absent.body = 404, b"<Error><Code>NoSuchBucket</Code></Error>"
 
-    assert type(gone.error("key")) is kinds.Conflict
-    assert type(absent.error("key")) is kinds.NotFound
-
-
-class Timers:
-    """The loop of a connection, with the timers that it was given."""
-
-    def __init__(self) -> None:
-        self._loop, self.made = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
-
-    def call_later(self, delay_s: float, call: Any, *args: Any) -> asyncio.TimerHandle:
-        self.made.append(self._loop.call_later(delay_s, call, *args))
-        return self.made[-1]
-
-
-class Wire(asyncio.Transport):
-    """Answers each request at once."""
-
-    def __init__(self, connection: PutConnection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def writelines(self, data: Any) -> None:
-        answer = b'HTTP/1.1 200 OK\r\netag: "v"\r\ncontent-length: 0\r\n\r\n'
-        asyncio.get_running_loop().call_soon(self._connection.data_received, answer)
-
-
-async def test_the_timer_of_an_answered_put_does_not_fail_a_later_one() -> None:
-    """A connection is used again: each request has its whole time."""
-    timers = Timers()
-    connection = PutConnection(timers)  # type: ignore[arg-type]
-    connection.connection_made(Wire(connection))
-
-    answers = [await connection.send(b"head", b"data", 30.0) for _ in range(2)]
-
-    assert [(200, '"v"')] * 2 == [(answer.status, answer.etag) for answer in answers]
-    assert [True, True] == [timer.cancelled() for timer in timers.made]
+    assert type(puts._error(gone, "key")) is kinds.Conflict
+    assert type(puts._error(absent, "key")) is kinds.NotFound

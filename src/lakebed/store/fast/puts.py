@@ -18,11 +18,9 @@ from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import httptools
-
 from lakebed.core import errors
+from lakebed.core.http_connection import HttpConnection, HttpResponse
 from lakebed.core.runtime import Runtime
-from lakebed.store.fast.connection import PutConnection, PutResponse
 from lakebed.store.model import HashedBytes, Version
 from lakebed.store.settings import StoreSettings
 
@@ -81,7 +79,7 @@ class PutClient:
         )
         self._bucket = f"{where.path.rstrip('/')}/{settings.url.removeprefix('s3://').strip('/')}"
         self._settings, self._clock, self._ids = settings, runtime.clock, runtime.ids
-        self._idle: dict[asyncio.AbstractEventLoop, list[PutConnection]] = {}
+        self._idle: dict[asyncio.AbstractEventLoop, list[HttpConnection]] = {}
 
     @staticmethod
     def applies(settings: StoreSettings) -> bool:
@@ -107,7 +105,7 @@ class PutClient:
             head = self._signer.head(path, digest, len(data), condition, self._clock.now_ns() // 1_000_000_000)
             try:
                 answer = await self._send(head, data)
-            except (OSError, httptools.HttpParserError) as error:
+            except OSError as error:
                 if last:
                     raise errors.Unavailable(f"put {key!r}: {str(error) or type(error).__name__}") from error
             else:
@@ -118,7 +116,7 @@ class PutClient:
             await self._clock.sleep(self._ids.jitter_s(attempt, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
         raise AssertionError("unreachable")
 
-    async def _send(self, head: bytes, data: bytes) -> PutResponse:
+    async def _send(self, head: bytes, data: bytes) -> HttpResponse:
         loop = asyncio.get_running_loop()
         idle = self._idle.get(loop)
         if idle is None:  # a new loop; connections of closed loops are dropped
@@ -127,7 +125,7 @@ class PutClient:
             self._idle = open_
         connection = idle.pop() if idle else None
         if connection is None or connection.is_closed:
-            connection = await self._open(loop)
+            connection = await self._open()
         try:
             answer = await connection.send(head, data, self._settings.timeout_s)
         except BaseException:
@@ -139,14 +137,25 @@ class PutClient:
             connection.close()
         return answer
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> PutConnection:
-        async with asyncio.timeout(self._settings.connect_timeout_s):
-            _, connection = await loop.create_connection(lambda: PutConnection(loop), self._host, self._port)
-        return connection
+    async def _open(self) -> HttpConnection:
+        return await HttpConnection.open(self._host, self._port, timeout_s=self._settings.connect_timeout_s)
 
 
-def _refusal(answer: PutResponse, key: str, *, repeated: bool) -> errors.LakebedError:
-    refusal = answer.error(key)
+def _refusal(answer: HttpResponse, key: str, *, repeated: bool) -> errors.LakebedError:
+    refusal = _error(answer, key)
     if isinstance(refusal, errors.Conflict):
         refusal.repeated = repeated
     return refusal
+
+
+def _error(answer: HttpResponse, key: str) -> errors.LakebedError:
+    text = answer.body.decode("utf-8", "replace")
+    code = text.partition("<Code>")[2].partition("</Code>")[0] or text[:200]
+    message = f"put {key!r}: {answer.status} {code}".rstrip()
+    if answer.status in (409, 412) or (answer.status == 404 and code == "NoSuchKey"):  # 404: If-Match on a missing key
+        return errors.Conflict(message)
+    if answer.status == 404:
+        return errors.NotFound(message)
+    if answer.status in (401, 403):
+        return errors.Denied(message)
+    return errors.Unavailable(message)

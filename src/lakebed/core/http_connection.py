@@ -1,58 +1,58 @@
-"""One keep-alive connection to the store, on the event loop that opened it."""
+"""One kept HTTP/1.1 connection on the event loop that opened it, for small requests that are sent often.
+
+It is for what costs more in an HTTP client than in the server that answers: the store's fast path and the notices
+between brokers. Whatever fails (the connection, the response, its time) raises OSError, and the request may have been
+executed; the connection is to be closed then.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import httptools
 
-from lakebed.core import errors
-
 RESPONSE_BYTES_MAX = 64 * 1024  # of a response's body: an error in XML
 
 
-class PutResponse:
-    """The response to one PUT, filled by the parser's callbacks."""
+class HttpResponse:
+    """The response to one request, filled by the parser's callbacks."""
 
     def __init__(self) -> None:
         self.status = 0
         self.etag = ""
         self.body = b""
 
-    def error(self, key: str) -> errors.LakebedError:
-        text = self.body.decode("utf-8", "replace")
-        code = text.partition("<Code>")[2].partition("</Code>")[0] or text[:200]
-        message = f"put {key!r}: {self.status} {code}".rstrip()
-        if self.status in (409, 412) or (self.status == 404 and code == "NoSuchKey"):  # 404: If-Match on a missing key
-            return errors.Conflict(message)
-        if self.status == 404:
-            return errors.NotFound(message)
-        if self.status in (401, 403):
-            return errors.Denied(message)
-        return errors.Unavailable(message)
 
-
-class PutConnection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One keep-alive connection, one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: Any = None
-        self._waiting: asyncio.Future[PutResponse] | None = None
+        self._waiting: asyncio.Future[HttpResponse] | None = None
         self._parser: Any = None
-        self._answer = PutResponse()
+        self._answer = HttpResponse()
         self.is_closed = False
         self.keeps = True
 
-    async def send(self, head: bytes, data: bytes, timeout_s: float) -> PutResponse:
+    @classmethod
+    async def open(cls, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> HttpConnection:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(lambda: cls(loop), host, port, ssl=tls)
+        return connection
+
+    async def send(self, head: bytes, data: bytes, timeout_s: float) -> HttpResponse:
         """Raises OSError when the connection breaks or the response is late: the request may have been executed."""
-        self._parser, self._answer = httptools.HttpResponseParser(self), PutResponse()
+        self._parser, self._answer = httptools.HttpResponseParser(self), HttpResponse()
         self._waiting = waiting = self._loop.create_future()
         late = self._loop.call_later(timeout_s, self._fail, TimeoutError(f"no response within {timeout_s:g} s"))
         try:
             self._transport.writelines((head, data))
-            answer: PutResponse = await waiting
+            answer: HttpResponse = await waiting
             return answer
         finally:
             late.cancel()
@@ -68,7 +68,7 @@ class PutConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
-        self._fail(exc or ConnectionResetError("the store closed the connection"))
+        self._fail(exc or ConnectionResetError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         if self._waiting is None:
@@ -76,7 +76,7 @@ class PutConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(error)
+            self._fail(ConnectionError(f"this is no HTTP response: {error}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"etag":
