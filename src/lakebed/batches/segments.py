@@ -77,8 +77,9 @@ class SpoolSegments:
         file = self._active or self._open()
         start = file.tell()
         try:
-            file.write(b"".join(records))
-            file.flush()
+            left = memoryview(b"".join(records))
+            while left:  # an almost full disk takes a part of a write, without an error
+                left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
             self.seal()

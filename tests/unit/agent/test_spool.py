@@ -207,6 +207,17 @@ def test_a_refusing_disk_promises_nothing_and_the_same_frames_can_be_offered_aga
     assert len(list(tmp_path.rglob("*.lmbatch"))) == 2
 
 
+def test_a_batch_that_the_disk_takes_in_parts_is_stored_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may take a part of a write without an error: a batch counts only with all of its bytes."""
+    disk_queue, one = open_spool(tmp_path), frame("boot-1", 0, 4)
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:10]))
+
+    (stored,) = disk_queue.append([one]).stored
+
+    assert one.data == disk_queue.read(stored)
+
+
 def test_a_boot_folder_whose_name_could_not_be_synced_is_synced_at_the_next_try(tmp_path: Path) -> None:
     """A folder that exists is not yet one that lasts: the retry syncs its parent before anything is promised."""
 

@@ -154,6 +154,24 @@ async def test_a_batch_of_one_number_is_found_in_its_gap(
     assert [0, 5, 6] == sorted(await indexed(store))
 
 
+async def test_the_newest_gaps_of_a_boot_with_very_many_are_listed(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a boot delivers next is checked however many numbers it has left out; so is what comes in its last gap."""
+    monkeypatch.setattr(incremental, "GAPS_MAX", 2)
+    for number in (1, 3, 5, 7):
+        await lost(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    for number in (0, 6, 8):
+        await lost(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+    await manual_clock.advance(60)
+
+    report = await make_scan(store).scan()
+
+    assert (2, [10, 30, 50, 60, 70, 80]) == (report.checked, sorted(await indexed(store)))
+
+
 async def test_a_boot_that_was_heard_within_the_hour_is_listed_by_every_pass(
     store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
 ) -> None:

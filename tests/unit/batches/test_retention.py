@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -11,18 +11,22 @@ import pytest
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.codec.index import manifest_id_of
-from lakebed.batches.index import AcceptedIndex, write_rows
+from lakebed.batches.index import AcceptedIndex, IndexedBatch, write_rows
+from lakebed.batches.live import LiveBatches
+from lakebed.batches.matchers import Selector
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, write_record
 from lakebed.batches.packer import Packer, write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settled import TRUST_S, WAIT_S, SettledBoots
+from lakebed.batches.sources import WITHOUT_LIVE, SampleSources
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.core.runs import ActiveRun
 from lakebed.rollups import paths as rollup_paths
+from lakebed.rollups.reader import RollupCoverage
 from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
 from support.batch_frames import frame_of, submit
@@ -394,6 +398,29 @@ async def an_hour_about_to_go(store: MemoryStore, clock: ManualClock, retain: Re
     await retain(store).run()
     await clock.advance(WAIT_S)
     return at_ns
+
+
+async def test_a_query_during_which_retention_removes_batches_says_so(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for what was removed after it has read: when it began, nothing was."""
+    at_ns = await an_hour_about_to_go(store, manual_clock, retain)
+    raw = RawBatches(store)
+    live = LiveBatches(runtime_on(store, manual_clock), bytes_max=0, window_s=0.0)
+    coverage = RollupCoverage(store, raw)
+    sources = SampleSources(live, raw, coverage, follower=None, spool=None, batches_max=100, clock=manual_clock)
+    entries, removed = raw.entries, []
+
+    async def removing(*args: Any, **more: Any) -> AsyncIterator[IndexedBatch]:
+        removed.append((await retain(store).run()).removed_batches)
+        async for each in entries(*args, **more):
+            yield each
+
+    monkeypatch.setattr(raw, "entries", removing)
+    reading = await sources.points([].append, Selector("cpu", ()), at_ns, at_ns + 10**9, manual_clock.now_ns())
+
+    assert ([1], 0) == (removed, reading.sources["raw"])
+    assert [True] == ["batches.retention_days" in why for why in reading.why() if why != WITHOUT_LIVE]
 
 
 async def test_a_segment_that_is_written_during_a_removal_stays(

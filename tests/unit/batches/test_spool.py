@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,6 +313,51 @@ async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
 
         assert [Unavailable, Unavailable] == [type(each) for each in refused]
         assert [frame_of(), frame_of(30, 39)] == stored_frames(tmp_path)
+
+
+class Short(io.FileIO):
+    """A file that takes at most 100 bytes of each write, and none once it has `room` bytes."""
+
+    room = 2**62
+
+    def write(self, data: Any, /) -> int:
+        taken = bytes(data)[: min(100, self.room - self.tell())]
+        if not taken:
+            raise OSError(28, "No space left on device")
+        return super().write(taken)
+
+    @classmethod
+    def opened(cls, path: Path, mode: str, *, buffering: int = -1, opener: Any = None) -> Any:
+        return cls(path, mode, opener=opener) if buffering == 0 else open(path, mode, opener=opener)
+
+
+async def test_an_upload_is_accepted_only_with_all_of_its_bytes(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may take a part of a write without an error, as one that is almost full does: the rest is written too."""
+    monkeypatch.setattr("lakebed.batches.segments.open", Short.opened, raising=False)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await asyncio.gather(*(part.acceptor.accept(submit(frame_of(n, n + 9))) for n in (0, 10)))
+
+        assert [frame_of(), frame_of(10, 19)] == stored_frames(tmp_path)
+
+
+async def test_an_upload_that_a_full_disk_takes_a_part_of_is_not_accepted(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent gets 503 and keeps it; what was accepted before and what comes after are whole on the disk."""
+    record_bytes = HEAD.size + len(frame_of())
+    monkeypatch.setattr("lakebed.batches.segments.open", Short.opened, raising=False)
+    monkeypatch.setattr(Short, "room", record_bytes + 150)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await part.acceptor.accept(submit(frame_of()))
+        with pytest.raises(Unavailable, match="cannot be written"):
+            await part.acceptor.accept(submit(frame_of(10, 19)))
+        await part.acceptor.accept(submit(frame_of(20, 29)))
+
+        assert [frame_of(), frame_of(20, 29)] == stored_frames(tmp_path)
 
 
 async def test_a_spool_counts_uploads_samples_and_times_as_the_bucket_does(

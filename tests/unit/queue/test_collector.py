@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from lakebed.queue.model import Append, Closed, ClosedLetter, KeyValueEntry
 from lakebed.queue.roles import Queue, queue_names
 from lakebed.queue.settings import QueueSettings
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
 from lakebed.store.runtime import StoreRuntime
 
 Open = Callable[..., Queue]
@@ -402,6 +403,52 @@ async def test_orphans_are_swept_and_what_is_referenced_stays(
     assert sorted(kept) == sorted(
         [(await queue.dead_letters.show(letter_id)).location, *(await queue.producer.read()).pending]
     )
+
+
+class Meanwhile(MemoryStore):
+    """Lets something happen once, just before or just after the dead letters are listed."""
+
+    moment = ""
+    happens: Callable[[], Awaitable[None]] | None = None
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        if prefix != paths.dead_folder("ingest/manifest.json"):
+            async for info in super().list(prefix, after=after):
+                yield info
+            return
+        happens, self.happens = self.happens, None
+        if happens and self.moment == "before":
+            await happens()
+        async for info in super().list(prefix, after=after):
+            yield info
+        if happens and self.moment == "after":
+            await happens()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_batch_that_is_buried_during_a_sweep_of_orphans_keeps_its_data(
+    open_queue: Open, manual_clock: ManualClock, moment: str
+) -> None:
+    """It is pending or has a letter at every instant: the sweep looks in the order in which it moves."""
+    store = Meanwhile(clock=manual_clock)
+    queue, other = (open_queue(store=store, horizon_s=10.0, rejections_max=1) for _ in range(2))
+    await fill(queue, "bad")
+    for _ in range(3):  # its generation is over
+        await queue.producer.age()
+        await manual_clock.advance(10.0)
+
+    async def bury() -> None:
+        async with other.collector() as collector:
+            batch = await collector.next_batch()
+            assert batch is not None and await collector.reject(batch, "no")
+        await other.sweeper.sweep_done()
+
+    store.moment, store.happens = moment, bury
+    swept = await queue.sweeper.sweep_orphans()
+
+    assert ([], 0) == (swept, (await queue.producer.read()).waiting)
+    (letter,) = [letter async for letter in queue.dead_letters.letters()]
+    assert [KeyValueEntry(b"k", b"bad")] == await queue.dead_letters.entries(letter)
 
 
 async def test_a_store_that_is_away_keeps_the_claim(open_queue: Open, memory: MemoryStore) -> None:
