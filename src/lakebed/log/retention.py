@@ -141,8 +141,11 @@ class Retention:
         highest = 0
         async for span in self._records.all_spans(tp):
             highest = max(highest, span.end_offset)
+        horizon_ms = round(self._settings.vacuum_horizon_s * 1000)
         tombstone = msgspec.structs.replace(
-            control.opened(now_ms(self._clock)), sequence_counter=highest, log_start_offset=highest + 1
+            control.opened(now_ms(self._clock), horizon_ms=horizon_ms),
+            sequence_counter=highest,
+            log_start_offset=highest + 1,
         )
         tombstone = msgspec.structs.replace(tombstone, log_state="DELETED", reason="left over")
         await self._records.registry.register(tp)

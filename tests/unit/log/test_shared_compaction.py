@@ -268,3 +268,32 @@ async def test_a_late_index_entry_of_a_buried_partition_is_cleared_and_its_offse
     await host.clock.advance(200.0)
     await services.retention.apply_once(TP)
     assert [] == host.meta_keys()
+
+
+async def test_a_compaction_of_a_former_life_replaces_nothing_of_a_log_that_was_made_again(host: Host) -> None:
+    """Its compactor was suspended between blob and commit; the tombstone went, and the offsets begin at 1 again."""
+    broker, services = await fill(host), host.services()
+
+    class Suspended(MemoryMeta):
+        waits, go = asyncio.Event(), asyncio.Event()
+
+        async def put(self, key: str, value: bytes, **options: Any) -> MetaEntry:
+            if key == paths.compaction(TP):
+                self.waits.set()
+                await self.go.wait()
+            return await super().put(key, value, **options)
+
+    meta = Suspended(Runtime(host.clock, Ids.seeded("suspended"), Metrics()), host.state)
+    compacting = asyncio.create_task(LogServices(host.context(), meta).compactor.compact_once(TP))
+    await meta.waits.wait()
+    await broker.admin.delete("orders", reason="test")
+    await host.clock.advance(200.0)
+    await services.retention.apply_once(TP)
+    again = host.broker()
+    for number in range(5):
+        await host.append(again, b"new%d" % number, b"new")
+
+    meta.go.set()
+
+    assert "abandoned" == await compacting
+    assert [record for n in range(5) for record in (b"new%d" % n, b"new")] == await host.read_all(host.broker())
