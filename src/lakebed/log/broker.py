@@ -34,7 +34,13 @@ class Broker(LogServices):
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         super().__init__(context, meta, bodies_bytes=context.settings.of(LogSettings).bodies_bytes)
         runtime, metrics, settings = self.runtime, context.metrics, self.settings
-        self.writer = LogWriter(runtime, self.records, self.uris, producer_memory_s=settings.producer_memory_s)
+        self.writer = LogWriter(
+            runtime,
+            self.records,
+            self.uris,
+            horizon_s=settings.vacuum_horizon_s,
+            producer_memory_s=settings.producer_memory_s,
+        )
         self.cache = TailCache(settings.cache_bytes, metrics=metrics)
         self.shared: SharedTail | None = None
         if settings.tail_cache_dir is not None:

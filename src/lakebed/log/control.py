@@ -32,9 +32,16 @@ class BlobTooOld(Conflict):
     code = "blob_too_old"
 
 
-def opened(now_ms: int) -> Control:
-    """A new partition."""
-    return Control(log_state="OPEN", sequence_counter=0, pending=None, changed_at_ms=now_ms)
+def opened(now_ms: int, *, horizon_ms: int = 0) -> Control:
+    """A new partition. It may have been deleted so long ago that its tombstone is gone.
+
+    So what was made before the vacuum's horizon is refused, as that tombstone would have refused it: a blob that a
+    sweep may have deleted, or a compaction of the former log, whose offsets are used again.
+    """
+    refused_ms = max(0, now_ms - horizon_ms - 1)
+    return Control(
+        log_state="OPEN", sequence_counter=0, pending=None, vacuum_before_ms=refused_ms, changed_at_ms=now_ms
+    )
 
 
 def reopened(control: Control, now_ms: int) -> Control:

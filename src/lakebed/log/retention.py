@@ -15,7 +15,7 @@ from lakebed.log import control, paths
 from lakebed.log.model import Control, IndexSpan, TopicConfig, TopicPartition
 from lakebed.log.paths import Uris
 from lakebed.log.reader import LogReader
-from lakebed.log.records import Records, Versioned, decoded
+from lakebed.log.records import PAGE, Records, Versioned, decoded
 from lakebed.log.settings import LogSettings
 from lakebed.meta.model import prefix_end
 from lakebed.store.runtime import StoreRuntime
@@ -108,9 +108,12 @@ class Retention:
         if age_ms < self._settings.vacuum_horizon_s * 1000:
             return swept
         registered = await self._records.registry.version(tp)  # before the control record goes
-        await self._records.meta.delete_range(
-            paths.producers_folder(tp), prefix_end(paths.producers_folder(tp)), partition_key=tp.partition_key
-        )
+        snapshots = await self._snapshots(tp)  # before the look: one of a log that was opened again is not among them
+        now = await self._records.find(tp, paths.control(tp), Control)
+        if now is None or now.version != tombstone.version:
+            return swept  # it was opened again
+        for key in snapshots:
+            await self._records.meta.delete(key, partition_key=tp.partition_key)
         await self._records.meta.delete_range(
             f"{folder}compaction", f"{folder}compactor-claim", partition_key=tp.partition_key
         )
@@ -122,6 +125,17 @@ class Retention:
             return swept  # it was opened again
         await self._records.registry.remove(tp, registered)
         return swept
+
+    async def _snapshots(self, tp: TopicPartition) -> list[str]:
+        """The keys of all snapshots of its producers."""
+        start, end = paths.producers_folder(tp), prefix_end(paths.producers_folder(tp))
+        found: list[str] = []
+        while True:
+            page = await self._records.meta.range(start, end, limit=PAGE, partition_key=tp.partition_key)
+            found += [entry.key for entry in page]
+            if len(page) < PAGE:
+                return found
+            start = page[-1].key + "\0"
 
     async def _free_nothing(self, tp: TopicPartition) -> int:
         """A partition without a control record: its entry in the registry was left by a crash, or it has index entries
@@ -141,8 +155,11 @@ class Retention:
         highest = 0
         async for span in self._records.all_spans(tp):
             highest = max(highest, span.end_offset)
+        horizon_ms = round(self._settings.vacuum_horizon_s * 1000)
         tombstone = msgspec.structs.replace(
-            control.opened(now_ms(self._clock)), sequence_counter=highest, log_start_offset=highest + 1
+            control.opened(now_ms(self._clock), horizon_ms=horizon_ms),
+            sequence_counter=highest,
+            log_start_offset=highest + 1,
         )
         tombstone = msgspec.structs.replace(tombstone, log_state="DELETED", reason="left over")
         await self._records.registry.register(tp)

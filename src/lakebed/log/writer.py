@@ -63,9 +63,11 @@ class LogWriter:
         records: Records,
         uris: Uris,
         *,
+        horizon_s: float,
         producer_memory_s: float = MEMORY_MS / 1000,
     ) -> None:
         self._store, self._records, self._uris = runtime.store, records, uris
+        self._horizon_ms = round(horizon_s * 1000)  # of the vacuum
         self._clock, self._ids, metrics = runtime.clock, runtime.ids, runtime.metrics
         self._sequencers: dict[TopicPartition, Sequencer] = {}
         self._committer = Committer(runtime, records, producer_memory_s=producer_memory_s)
@@ -102,7 +104,8 @@ class LogWriter:
             await self._records.registry.register(tp)
         if found is None:
             try:
-                found = await self._records.create(tp, paths.control(tp), control.opened(now_ms(self._clock)))
+                made = control.opened(now_ms(self._clock), horizon_ms=self._horizon_ms)
+                found = await self._records.create(tp, paths.control(tp), made)
             except AlreadyExists:
                 found = await self._records.control(tp)
             with suppress(AlreadyExists):

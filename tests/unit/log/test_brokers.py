@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,6 +13,7 @@ from lakebed.core.errors import Unavailable
 from lakebed.log import brokers
 from lakebed.log.brokers import BrokerRecord, BrokerRegistry
 from lakebed.log.model import TopicPartition
+from lakebed.meta.model import MetaEntry
 from support.log_host import Host
 
 TPS = [TopicPartition("orders", number) for number in range(600)]
@@ -167,4 +171,26 @@ async def test_kafka_clients_see_a_change_within_half_a_second_and_the_last_list
     monkeypatch.setattr(one._meta, "range", away)
     await host.clock.advance(brokers.FRESH_S + 0.1)
     assert {1} == {each.kafka_port for each in await one.kafka_brokers()}
+    await one.close()
+
+
+async def test_a_list_of_brokers_is_as_old_as_its_request(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta was slow to answer, and a broker went meanwhile: who asks next does not get that list."""
+    one, two = registry(host, "a"), registry(host, "b")
+    await one.serve_kafka("h", 1)
+    await two.serve_kafka("h", 2)
+    await host.clock.advance(brokers.FRESH_S + 0.1)
+    real = one._meta.range
+
+    async def slow(*args: Any, **options: Any) -> Sequence[MetaEntry]:
+        found = await real(*args, **options)
+        await two.close()
+        await host.clock.advance(brokers.FRESH_S + 0.1)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one._meta, "range", slow)
+        await one.kafka_brokers()
+
+    assert [1] == [each.kafka_port for each in await one.kafka_brokers()]
     await one.close()

@@ -21,6 +21,7 @@ from lakebed.log.model import (
     UnknownProducer,
 )
 from lakebed.log.producers import (
+    CHANGES_MAX,
     MEMORY_MS,
     NAMES_MAX,
     PRODUCERS_MAX,
@@ -344,6 +345,22 @@ async def test_two_brokers_that_write_snapshots_in_turn_keep_one_and_append_noth
         assert (False, True, first.start_offset) == (first.duplicate, again.duplicate, again.start_offset)
 
     assert 1 == len(host.meta_keys("meta/producers/"))
+
+
+async def test_a_snapshot_that_an_append_could_not_replace_stays_for_those_behind_it(host: Host) -> None:
+    """Another broker was faster: the control record still names the snapshot, and nobody can append without it."""
+    broker, other = host.broker(), host.broker()
+    for id in [broker.producer_id() for _ in range(1 + 2 * CHANGES_MAX)]:  # one more writes another snapshot
+        await host.append(broker, b"x", stamp=Stamp(id, 0))
+    (replaced,) = host.meta_keys("meta/producers/")
+    await host.append(other, b"plain")
+
+    stamp = Stamp(broker.producer_id(), 0)
+    beaten = await host.append(broker, b"x", stamp=stamp)
+    again = await host.append(other, b"x", stamp=stamp)
+
+    assert 35 == beaten.start_offset == again.start_offset and again.duplicate
+    assert replaced not in host.meta_keys("meta/producers/")
 
 
 async def test_a_snapshot_whose_append_failed_is_swept_and_the_current_one_stays(host: Host) -> None:

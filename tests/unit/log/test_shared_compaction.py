@@ -12,9 +12,11 @@ from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.log import paths
+from lakebed.log.codec import columns
 from lakebed.log.model import Cursor, TopicConfig, TopicPartition
+from lakebed.log.producers import CHANGES_MAX, RecordChunk, Stamp
 from lakebed.log.services import LogServices
-from lakebed.log.writer import Appended
+from lakebed.log.writer import Appended, PartitionAppend
 from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import MetaEntry
 from support.counting_store import count_requests
@@ -121,6 +123,32 @@ async def test_a_log_that_is_opened_again_while_its_tombstone_goes_stays(host: H
 
     assert meta.overtaken
     assert [b"new"] == await host.read_all(host.broker())
+
+
+async def test_the_producers_of_a_log_that_is_opened_again_while_its_tombstone_goes_stay_known(host: Host) -> None:
+    """More of them append at once than the control record takes: without their snapshot none could append again."""
+    broker = await fill(host)
+    await broker.admin.delete("orders", reason="test")
+    await host.clock.advance(200.0)
+    again, stamps = host.broker(), list[Stamp]()
+
+    class Overtaken(MemoryMeta):
+        async def delete_range(self, start: str, end: str, **options: Any) -> None:
+            if not stamps:
+                await host.append(again, b"new")
+                await host.clock.advance(1.0)  # ids that were issued before are refused
+                stamps.extend(Stamp(again.producer_id(), 0) for _ in range(CHANGES_MAX + 1))
+                chunks = tuple(RecordChunk(columns([b"new"]), stamp) for stamp in stamps)
+                await again.writer.append_shared([PartitionAppend(TP, chunks)])
+                await again.writer.drain()
+            await super().delete_range(start, end, **options)
+
+    meta = Overtaken(Runtime(host.clock, Ids.seeded("overtaken"), Metrics()), host.state)
+    await LogServices(host.context(), meta).retention.apply_once(TP)
+    repeated = await host.append(host.broker(), b"new", stamp=stamps[0])
+
+    assert isinstance(repeated, Appended), repeated
+    assert repeated.duplicate and 12 == repeated.start_offset
 
 
 async def test_retention_by_age_keeps_what_is_exactly_as_old_as_allowed(host: Host) -> None:
@@ -268,3 +296,32 @@ async def test_a_late_index_entry_of_a_buried_partition_is_cleared_and_its_offse
     await host.clock.advance(200.0)
     await services.retention.apply_once(TP)
     assert [] == host.meta_keys()
+
+
+async def test_a_compaction_of_a_former_life_replaces_nothing_of_a_log_that_was_made_again(host: Host) -> None:
+    """Its compactor was suspended between blob and commit; the tombstone went, and the offsets begin at 1 again."""
+    broker, services = await fill(host), host.services()
+
+    class Suspended(MemoryMeta):
+        waits, go = asyncio.Event(), asyncio.Event()
+
+        async def put(self, key: str, value: bytes, **options: Any) -> MetaEntry:
+            if key == paths.compaction(TP):
+                self.waits.set()
+                await self.go.wait()
+            return await super().put(key, value, **options)
+
+    meta = Suspended(Runtime(host.clock, Ids.seeded("suspended"), Metrics()), host.state)
+    compacting = asyncio.create_task(LogServices(host.context(), meta).compactor.compact_once(TP))
+    await meta.waits.wait()
+    await broker.admin.delete("orders", reason="test")
+    await host.clock.advance(200.0)
+    await services.retention.apply_once(TP)
+    again = host.broker()
+    for number in range(5):
+        await host.append(again, b"new%d" % number, b"new")
+
+    meta.go.set()
+
+    assert "abandoned" == await compacting
+    assert [record for n in range(5) for record in (b"new%d" % n, b"new")] == await host.read_all(host.broker())

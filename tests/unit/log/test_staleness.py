@@ -27,13 +27,14 @@ POLL_S = 0.25
 
 
 class Watched(MemoryMeta):
-    """Counts the gets of control records; fails or holds them on request."""
+    """Counts the gets of control records; on request it fails them, or holds them or their answers."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(Runtime(host.clock, Ids.seeded("watched"), Metrics()), host.state)
         self.gets = 0
         self.away = False
         self.held: asyncio.Event | None = None
+        self.answers: asyncio.Event | None = None
 
     async def get(self, key: str, *, partition_key: str = "") -> MetaEntry:
         if key.endswith("/control"):
@@ -42,7 +43,10 @@ class Watched(MemoryMeta):
                 await self.held.wait()
             if self.away:
                 raise Unavailable("meta is away")
-        return await super().get(key, partition_key=partition_key)
+        found = await super().get(key, partition_key=partition_key)
+        if key.endswith("/control") and self.answers is not None:
+            await self.answers.wait()
+        return found
 
 
 def watched(host: Host, **settings: Any) -> tuple[Broker, Watched]:
@@ -157,6 +161,26 @@ async def test_a_topic_made_again_after_its_tombstone_went_has_none_of_its_old_r
     await host.clock.advance(POLL_S)
 
     assert [b"new-1", b"new-2", b"new-3"] == texts(await host.fetch(reading, 1))
+
+
+async def test_what_was_answered_late_about_a_former_life_is_not_believed(host: Host) -> None:
+    """The topic was deleted, freed and made again while the first answer about it was under way."""
+    operating, services, (reading, meta) = host.broker(), host.services(), watched(host)
+    await host.produce(operating, b"old-1", b"old-2")
+    meta.answers = asyncio.Event()
+    at_the_end = asyncio.ensure_future(host.fetch(reading, 3))
+    await settle()
+    await operating.admin.delete("orders", reason="test")
+    await host.clock.advance(200)
+    await services.retention.apply_once(TP)
+    await host.produce(host.broker(), b"new")
+
+    meta.answers.set()
+    assert 2 == (await at_the_end).high_watermark
+    await host.clock.advance(POLL_S)
+
+    assert isinstance(await host.fetch(reading, 3), OffsetOutOfRange)
+    assert [b"new"] == texts(await host.fetch(reading, 1))
 
 
 async def test_the_shared_folder_of_a_former_life_is_not_believed(host: Host, tmp_path: Path) -> None:

@@ -166,6 +166,35 @@ async def test_records_whose_blob_was_vacuumed_before_the_commit_are_written_aga
         assert [b"first", b"0", b"x", b"1", b"x", b"2", b"x"] == await host.read_all(host.broker(), tp)
 
 
+@pytest.mark.parametrize("left_over", [False, True])
+async def test_records_whose_blob_is_of_a_former_life_of_the_log_are_written_again(host: Host, left_over: bool) -> None:
+    """The broker was suspended while the topic was deleted and made again, and the vacuum took its blob: the new
+    control record refuses the blob as the old one would have. Made again behind a tombstone of a late entry, too."""
+    broker, services, create = host.broker(), host.services(), host.store.create
+    await host.append(broker, b"old")
+    late = host.state.entries[paths.index(TP, 1)].value
+
+    async def suspended(key: str, data: bytes) -> Any:
+        host.store.create = create  # type: ignore[method-assign]
+        made = await create(key, data)
+        await services.admin.delete("orders", reason="test")
+        await host.clock.advance(200)
+        await services.sweeper.sweep_once()
+        await services.retention.apply_once(TP)
+        assert key not in await host.objects() and paths.control(TP) not in host.state.keys
+        if left_over:
+            host.state.store(paths.index(TP, 1), late, None)
+            await services.retention.apply_once(TP)
+        await host.append(host.broker(), b"new")
+        return made
+
+    host.store.create = suspended  # type: ignore[method-assign]
+    outcome = await host.append(broker, b"late")
+
+    assert isinstance(outcome, Appended)
+    assert [b"new", b"late"] == await host.read_all(host.broker())
+
+
 async def test_two_brokers_interleave_without_gaps_or_loss(host: Host) -> None:
     """Appends of two processes to one partition all get their own offsets."""
     one, two = host.broker(), host.broker()

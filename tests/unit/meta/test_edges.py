@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,49 @@ async def test_a_session_that_another_process_saw_end_is_over_at_its_next_heartb
     with pytest.raises(Fenced):
         await mine.put("other", b"mine", session=session)
     assert b"theirs" == (await mine.get("claim")).value
+    await mine.close()
+    await theirs.close()
+
+
+class SlowCommits:
+    """A connection to the file whose first COMMIT is answered so late: the process was paused meanwhile."""
+
+    def __init__(self, connection: sqlite3.Connection, pause: Callable[[], object]) -> None:
+        self._connection, self._pause, self._left = connection, pause, 1
+
+    def execute(self, sql: str, *more: Any) -> Any:
+        done = self._connection.execute(sql, *more)
+        if sql == "COMMIT" and self._left:
+            self._left = 0
+            self._pause()
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+async def test_a_session_in_the_file_counts_from_when_its_opening_was_sent(
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit of its opening was answered late: its owner calls it over when another process takes its claim."""
+    mine, theirs = sqlite(tmp_path, manual_clock), sqlite(tmp_path, manual_clock)
+    loop, real = asyncio.get_running_loop(), SqliteMeta._open
+
+    def pause() -> None:
+        asyncio.run_coroutine_threadsafe(manual_clock.advance(20.0), loop).result(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteMeta, "_open", lambda self: SlowCommits(real(self), pause))
+        session = await mine.open_session(timeout_s=30.0)
+    assert isinstance(session, HeartbeatSession)
+    session._beating.cancel()
+    await mine.put("claim", b"mine", expected=ABSENT, session=session)
+    assert session.alive
+
+    await manual_clock.advance(10.0)
+    await theirs.put("claim", b"theirs", expected=ABSENT)
+
+    assert not session.alive
     await mine.close()
     await theirs.close()
 
