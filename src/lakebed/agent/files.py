@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from lakebed.agent.model import LedgerVerb
+from lakebed.core import private
 
 BLOCK_BYTES = 4096  # what a small file really takes on common file systems
 
@@ -60,12 +61,8 @@ class Files:
             path.rmdir()
 
     def sync_folder(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-            self.fsyncs += 1
-        finally:
-            os.close(fd)
+        private.sync_folder(path)
+        self.fsyncs += 1
 
     def _sync_write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)

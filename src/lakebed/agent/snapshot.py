@@ -7,13 +7,13 @@ returns something else changes nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from lakebed.core import private
 from lakebed.core.errors import Invalid, LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
@@ -107,11 +107,5 @@ class ConfigSnapshot:
             return None
 
     def _keep(self, config: AgentConfig) -> None:
-        """Writes the file whole, so that a crash leaves the old one or the new one."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        half = self._file.with_suffix(".half")
-        with half.open("wb") as out:
-            out.write(msgspec.json.encode(config))
-            out.flush()
-            os.fsync(out.fileno())
-        half.replace(self._file)
+        private.folder(self._file.parent)
+        private.write(self._file, msgspec.json.encode(config))

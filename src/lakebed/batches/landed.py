@@ -54,10 +54,7 @@ class SpoolAuthority:
             self._remember(msgspec.structs.replace(found, location=settings.location))
 
     def _remember(self, found: Authority) -> None:
-        partial = self._path.with_suffix(".tmp")
-        with open(partial, "wb", opener=private.opener) as file:
-            file.write(msgspec.json.encode(found))
-        partial.replace(self._path)
+        private.write(self._path, msgspec.json.encode(found))
 
 
 def offline_authority(context: Context) -> Authority | None:
@@ -114,12 +111,7 @@ class LandedBatches:
         self._pending = []
 
     def _rewrite(self) -> None:
-        fresh = self._path.with_suffix(".tmp")
-        with open(fresh, "wb", opener=private.opener) as file:
-            file.write(b"".join(write_record(each) + b"\n" for each in self._known.values()))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
+        private.write(self._path, b"".join(write_record(each) + b"\n" for each in self._known.values()))
         self._lines = len(self._known)
 
     def _remember(self, accepted: AcceptedBatch) -> None:

@@ -143,7 +143,7 @@ class SpoolSegments:
             path.rename(path.with_suffix(DAMAGED))
         else:
             path.unlink(missing_ok=True)
-        self._sync_folder()
+        private.sync_folder(self.folder)
 
     def close(self) -> None:
         self.seal()
@@ -153,19 +153,12 @@ class SpoolSegments:
         self._number += 1
         made = open(self.path(self._number), "xb", buffering=0, opener=private.opener)  # noqa: SIM115 (kept open)
         try:
-            self._sync_folder()
+            private.sync_folder(self.folder)
         except OSError:
             made.close()  # its name may not outlive a power loss: nothing is written to it, the next one is new
             raise
         self._active = made
         return made
-
-    def _sync_folder(self) -> None:
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def records(data: bytes, number: int = 0) -> Iterator[SpoolRecord]:

@@ -26,3 +26,26 @@ def create(file: Path) -> None:
 def folder(path: Path) -> None:
     """Creates the folder and its parents if they are missing; a new one has FOLDER_MODE."""
     path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def write(file: Path, data: bytes) -> None:
+    """Writes the file whole and durably: after a crash or a power loss it is the old one or the new one.
+
+    Raises OSError; the file is one of the two then.
+    """
+    half = file.with_name(f"{file.name}.half")
+    with open(half, "wb", opener=opener) as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    half.replace(file)
+    sync_folder(file.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """The names in the folder are on the disk: of files that were created, renamed or removed."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -28,13 +28,6 @@ async def local_secret(vault: Vault, folder: Path, org_id: str, project_id: str)
             "the project has a secret, which is not kept on this machine", hint="set it as LAKEBED_TICKS_API_SECRET"
         )
     secret = await vault.issue(org_id, project_id, keep_former_s=KEEP_FORMER_S)
-    _keep(file, secret)
-    return secret
-
-
-def _keep(file: Path, secret: str) -> None:
     private.folder(file.parent)
-    part = file.with_name(f".{file.name}")
-    with open(part, "w", opener=private.opener) as out:
-        out.write(secret)
-    part.rename(file)
+    private.write(file, secret.encode())
+    return secret

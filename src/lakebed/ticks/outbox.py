@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -56,14 +55,7 @@ class Outbox:
     def put(self, waiting: OutboxTick) -> None:
         """Adds or changes a tick; on disk when it returns."""
         private.folder(self._folder)
-        file = self._file(waiting.packed.tick_id)
-        half = file.with_suffix(".half")
-        with open(half, "wb", opener=private.opener) as out:
-            out.write(msgspec.json.encode(waiting))
-            out.flush()
-            os.fsync(out.fileno())
-        half.replace(file)
-        self._sync()
+        private.write(self._file(waiting.packed.tick_id), msgspec.json.encode(waiting))
 
     def has(self, tick_id: str) -> bool:
         """Whether the tick is in the outbox. Raises Invalid when it is not a tick's id."""
@@ -76,7 +68,7 @@ class Outbox:
         self._file(tick_id).unlink(missing_ok=True)
         self._attempts(tick_id).unlink(missing_ok=True)
         shutil.rmtree(self.files(tick_id), ignore_errors=True)
-        self._sync()
+        private.sync_folder(self._folder)
 
     def files(self, tick_id: str) -> Path:
         """The folder for files made for this tick, such as Parquet converted from CSV. It may not exist."""
@@ -115,10 +107,3 @@ class Outbox:
 
     def _attempts(self, tick_id: str) -> Path:
         return self._folder / f"{paths.check_name('tick', tick_id)}{ATTEMPTS}"
-
-    def _sync(self) -> None:
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

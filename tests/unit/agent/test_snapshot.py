@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.failover import SendLimits, SendOrder
 from lakebed.agent.settings import AgentSettings, TickFolder
 from lakebed.agent.snapshot import FILE, STALE, AgentConfig, ConfigSnapshot, read_config
+from lakebed.core import private
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Invalid, Unavailable
 from lakebed.core.ids import Ids
@@ -169,18 +169,12 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None
         msgspec.structs.replace(AgentSettings(), **wrong).check()
 
 
-async def test_a_kept_snapshot_is_on_the_disk_before_it_takes_the_place_of_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_kept_snapshot_is_written_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power loss the file is the old snapshot or the new one, never an empty one."""
-    synced: list[bytes] = []
-    real = os.fsync
+    written: list[Path] = []
+    real = private.write
+    monkeypatch.setattr(private, "write", lambda file, data: (written.append(file), real(file, data)))
 
-    def fsync(fd: int) -> None:
-        synced.append((tmp_path / FILE).with_suffix(".half").read_bytes())
-        real(fd)
-
-    monkeypatch.setattr("lakebed.agent.snapshot.os.fsync", fsync)
     await snapshot_of(Hub("http://one"), tmp_path).refresh()
 
-    assert [(tmp_path / FILE).read_bytes()] == synced
+    assert [tmp_path / FILE] == written

@@ -18,6 +18,7 @@ from lakebed.batches.model import AcceptedBatch, IdentityConflict, SettledBoot
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
+from lakebed.core import private
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Conflict, Unavailable
 from lakebed.store.authority import claim
@@ -196,14 +197,14 @@ class StalledDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
-        real = SpoolSegments._sync_folder
+        real = private.sync_folder
 
-        def stalled(segments: SpoolSegments) -> None:
+        def stalled(folder: Path) -> None:
             self.reached.set()
             assert self.go.wait(60)
-            real(segments)
+            real(folder)
 
-        monkeypatch.setattr(SpoolSegments, "_sync_folder", stalled)
+        monkeypatch.setattr(private, "sync_folder", stalled)
 
 
 async def test_a_sweep_leaves_the_segment_that_is_being_written(
@@ -270,16 +271,16 @@ def test_a_segment_whose_folder_could_not_be_synced_is_not_written_to(
 ) -> None:
     """Its name may be lost with the power: the next append makes a new segment and syncs the folder again."""
     segments = SpoolSegments(tmp_path)
-    real, calls = SpoolSegments._sync_folder, 0
+    real, calls = private.sync_folder, 0
 
-    def failing(one: SpoolSegments) -> None:
+    def failing(folder: Path) -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise OSError("the folder cannot be synced")
-        real(one)
+        real(folder)
 
-    monkeypatch.setattr(SpoolSegments, "_sync_folder", failing)
+    monkeypatch.setattr(private, "sync_folder", failing)
     with pytest.raises(OSError, match="synced"):
         segments.append([pack(frame_of(), 1, "a")])
     number, start = segments.append([pack(frame_of(), 1, "a")])

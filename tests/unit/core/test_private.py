@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from lakebed.batches.landed import LandedBatches
+from lakebed.batches.landed import LandedBatches, SpoolAuthority
 from lakebed.batches.model import AcceptedBatch
 from lakebed.batches.segments import SpoolSegments
 from lakebed.core import private
@@ -20,6 +22,8 @@ from lakebed.log.cache import SharedTail
 from lakebed.log.codec import RecordColumns
 from lakebed.log.model import TopicPartition
 from lakebed.meta.sqlite.backend import SqliteMeta
+from lakebed.store.authority import Authority
+from lakebed.store.settings import StoreSettings
 from lakebed.ticks.outbox import Outbox, OutboxTick
 from lakebed.ticks.packing import PackedTick
 from support.runtimes import runtime_of
@@ -94,3 +98,46 @@ def test_a_file_that_exists_keeps_its_locks(tmp_path: Path) -> None:
         refused = subprocess.run([sys.executable, "-c", other], capture_output=True)
 
     assert 0 != refused.returncode and b"BlockingIOError" in refused.stderr
+
+
+def test_a_file_is_written_whole_and_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are synced under another name, then the folder with the new one: no power loss leaves an empty file."""
+    file, synced, real = tmp_path / "a.json", list[tuple[str, bytes]](), os.fsync
+    file.write_bytes(b"old")
+
+    def noted(handle: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        synced.append(("folder" if is_folder else "file", file.read_bytes()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    private.write(file, b"new")
+
+    assert [("file", b"old"), ("folder", b"new")] == synced
+    assert {"a.json": 0o600} == modes(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.json"
+    private.write(file, b"old")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("no space left")))
+
+    with pytest.raises(OSError, match="no space"):
+        private.write(file, b"new")
+
+    assert b"old" == file.read_bytes()
+
+
+def test_what_a_spool_remembers_survives_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bucket and the list of what has landed, where that is written anew."""
+    written: list[str] = []
+    real = private.write
+    monkeypatch.setattr(private, "write", lambda file, data: (written.append(file.name), real(file, data)))
+    landed = LandedBatches(tmp_path, known_max=1)
+
+    SpoolAuthority(tmp_path, StoreSettings())._remember(Authority("v1", "id", 1))
+    for seq in range(3):
+        landed.add(AcceptedBatch("lightmetrics.accepted_batch.v1", "a", "b", seq, seq, "", 1, "k", 1, "c", 1, 1))
+        landed.sync()
+
+    assert ["authority.json", "landed.jsonl"] == written
