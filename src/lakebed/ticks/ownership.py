@@ -39,6 +39,7 @@ class Ownership:
         self._clock = context.clock
         self._settings = context.settings.of(TicksSettings)
         self._warm: OrderedDict[Project, _Warm] = OrderedDict()
+        self._acquiring = 0  # leases that are about to be held: they count too
         self._gauge = context.metrics.gauge("lakebed_ticks_warm_projects")
         self._renewer: asyncio.Task[None] | None = None
 
@@ -90,7 +91,18 @@ class Ownership:
         return warm
 
     async def _acquired(self, project: Project) -> _Warm:
-        await self._make_room()
+        self._acquiring += 1
+        try:
+            await self._make_room()
+            warm = await self._held(project)
+        finally:
+            self._acquiring -= 1
+        self._warm[project] = warm
+        self._gauge.set(len(self._warm))
+        return warm
+
+    async def _held(self, project: Project) -> _Warm:
+        """The project with its lease, busy already. Raises TooEarly when another replica holds it."""
         lease = Lease(
             self._context,
             paths.lease(*project),
@@ -108,8 +120,6 @@ class Ownership:
             ) from error
         warm = _Warm(lease, held)
         warm.busy = 1
-        self._warm[project] = warm
-        self._gauge.set(len(self._warm))
         return warm
 
     async def _renewed(self, warm: _Warm) -> None:
@@ -119,7 +129,7 @@ class Ownership:
             warm.held = await warm.lease.renew(warm.held)
 
     async def _make_room(self) -> None:
-        if len(self._warm) < self._settings.warm_max:
+        if len(self._warm) + self._acquiring <= self._settings.warm_max:
             return
         idle = next((project for project, warm in self._warm.items() if not warm.busy), None)
         if idle is None:

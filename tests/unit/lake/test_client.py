@@ -22,6 +22,8 @@ from lakebed.lake.topics import AsyncTopic
 from lakebed.log.model import UnknownProducer
 from support.runtimes import runtime_of
 
+DEADLINE_S = 60.0
+
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
 
@@ -122,17 +124,23 @@ async def test_repeating_ends(manual_clock: ManualClock) -> None:
     assert 4 <= count <= 12
 
 
-async def test_what_must_not_be_repeated_is_not(manual_clock: ManualClock) -> None:
-    """A lost response of a request that is not safe to repeat is an unknown outcome, at once."""
+@pytest.mark.parametrize(("status", "kind"), [(0, errors.OutcomeUnknown), (503, errors.Unavailable)])
+async def test_what_must_not_be_repeated_is_not(
+    manual_clock: ManualClock, status: int, kind: type[errors.LakebedError]
+) -> None:
+    """Of a request that is not safe to repeat a lost response is an unknown outcome, at once; so is a 503 an error."""
     count = 0
 
     def handler(_: httpx2.Request) -> httpx2.Response:
         nonlocal count
         count += 1
+        if status:
+            return problem("unavailable", status)
         raise httpx2.ReadError("cut")
 
-    with pytest.raises(errors.OutcomeUnknown):
-        await client_of(handler, manual_clock).call("POST", "/x", repeatable=False)
+    with pytest.raises(kind):
+        async with asyncio.timeout(DEADLINE_S):  # one that is repeated waits for the clock
+            await client_of(handler, manual_clock).call("POST", "/x", repeatable=False)
     assert 1 == count
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Unavailable
+from lakebed.core.errors import Corrupt, Unavailable
 from lakebed.pipeline.models.folder import sql_model
 from lakebed.pipeline.models.graph import graph_of
 from lakebed.pipeline.models.pages import graph_page
@@ -120,6 +120,52 @@ async def test_the_worker_looks_at_its_interval_also_after_a_round_that_failed(
 
     assert all(later - earlier >= 10 for earlier, later in pairwise(looked))
     assert slow.cancelled()
+
+
+async def test_a_table_that_cannot_be_read_holds_up_only_the_models_that_read_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other models of its project, and the projects behind it, are planned and made all the same."""
+    plainly, planned = service.plan_models, list[tuple[str, tuple[str, ...]]]()
+
+    def plan_models(org_id: str, project_id: str, names: list[str]) -> dict[str, ModelStep]:
+        planned.append((project_id, tuple(names)))
+        if project_id == "broken" and "hourly" in names:
+            raise Corrupt("tables/gold/acme/broken/hourly has a gap")
+        return plainly(org_id, project_id, names)
+
+    monkeypatch.setattr(service, "projects", lambda: [("acme", "broken"), ("acme", "shop")])
+    monkeypatch.setattr(service, "plan_models", plan_models)
+    service.moved = {"quick"}
+    worker = ModelWorker(service, runtime_of(ManualClock()))
+
+    started = await worker.round()
+    await ended(worker)
+
+    assert ["quick", "quick", "hourly"] == started
+    assert ("shop", ("slow", "quick", "hourly")) == planned[-1]  # at once, where nothing is wrong
+
+
+async def test_a_topic_whose_lag_is_not_known_holds_up_only_the_models_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its table cannot be read: models of other topics, and those that follow tables, run."""
+    service = Service(bad="-- lag: topic.bad | 1\n", good="-- lag: topic.good | 1\n")
+    service.moved, service.waiting = {"quick"}, {"topic.good": 1}
+    plainly = service.lags
+
+    def lags(words: Collection[str]) -> dict[str, int]:
+        if "topic.bad" in words:
+            raise Corrupt("tables/bronze/topics/lake/bad has a gap")
+        return plainly(words)
+
+    monkeypatch.setattr(service, "lags", lags)
+    worker = ModelWorker(service, runtime_of(ManualClock()))
+
+    started = await worker.round()
+    await ended(worker)
+
+    assert {"quick", "hourly", "good"} == set(started)
 
 
 async def test_so_many_models_run_at_once_and_the_others_wait() -> None:

@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.core.errors import Conflict, Overloaded, Unavailable
+from lakebed.core.context import Context
+from lakebed.core.errors import Conflict, Corrupt, Overloaded, Unavailable
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset
 from lakebed.core.settings import load
+from lakebed.delta import history
+from lakebed.delta.history import NOTE_BACK
 from lakebed.delta.log import Commit, encode, log_key
-from lakebed.delta.model import Snapshot, TableSpec
+from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze import topics as module
 from lakebed.pipeline.bronze.payloads import read_topic_contract
@@ -55,6 +58,7 @@ class FakeTopic:
 class Loader(TopicLoader):
     def __init__(self, topic: FakeTopic, *, bad_rows: int = 0) -> None:
         self._made, self._feed, self._bad_rows = CLICKS, topic, bad_rows  # type: ignore[assignment]
+        self._context = make_context(load(sections(), flags={"store.url": "memory:"}), role="test")
         self._types, self._kind = {"id": "long"}, KINDS["topic"]
         self.done: list[tuple[Any, ...]] = []
         self.fake = FakeTable("topics/clicks", self.done)
@@ -171,11 +175,11 @@ def test_of_two_runs_one_commits_and_the_other_reads_on_from_there(number: int) 
 def test_a_run_that_is_always_overtaken_gives_up() -> None:
     """Overloaded, which is retried."""
     loader = Loader(FakeTopic(p0=5))
-    tries = []
+    note, tries = msgspec.json.encode(TopicNote("raw", {"0": 3})).decode(), []
 
     def overtake() -> None:
         tries.append(1)
-        loader.fake.state = Snapshot(version=0, applied={SOURCE: 10 * len(tries)})
+        loader.fake.state = Snapshot(version=0, applied={SOURCE: 10 * len(tries)}, note=note)
 
     loader.fake.before = overtake
     with pytest.raises(Overloaded):
@@ -211,3 +215,46 @@ async def test_the_lag_is_what_a_topic_has_and_its_table_lacks(monkeypatch: pyte
     topic.ends = {"0": 4, "1": 0}
 
     assert (7, 3, 0) == (before, after, await behind(context, CLICKS))
+
+
+@pytest.mark.parametrize("said", [{}, {"userMetadata": "nightly"}, {"userMetadata": '{"topic": 1}'}])
+async def test_commits_of_other_engines_do_not_make_a_topic_begin_anew(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
+) -> None:
+    """However many there are behind our last load, and whatever they note: its offset is where the next one begins."""
+    context = make_context(load(sections(), flags={"store.url": "memory:"}), role="test")
+    monkeypatch.setattr(module, "open_feed", lambda *arguments: FakeTopic(p0=5))
+    root = await loaded(context, {"0": 4})
+    for version in range(1, NOTE_BACK + 2):
+        foreign = msgspec.json.encode({"commitInfo": {"operation": "OPTIMIZE", **said}})
+        await context.store.create(log_key(root, version), foreign)
+    await history.checkpointed(context.store, root, await history.snapshot(context.store, root))
+
+    assert 1 == await behind(context, CLICKS)
+
+
+async def test_a_topic_whose_offset_is_gone_from_the_log_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its beginning every record would come twice: the load says so, and what to do."""
+    context = make_context(load(sections(), flags={"store.url": "memory:"}), role="test")
+    monkeypatch.setattr(module, "open_feed", lambda *arguments: FakeTopic(p0=5))
+    root = await loaded(context, {"0": 4})
+    for version in range(1, NOTE_BACK + 2):
+        await context.store.create(log_key(root, version), b'{"commitInfo": {"operation": "OPTIMIZE"}}')
+    await history.checkpointed(context.store, root, await history.snapshot(context.store, root))
+    for version in range(NOTE_BACK + 1):  # as another engine cleans up
+        await context.store.delete(log_key(root, version))
+
+    with pytest.raises(Corrupt, match="names no offset") as caught:
+        await behind(context, CLICKS)
+
+    assert "table" in caught.value.hint
+
+
+async def loaded(context: Context, offset: Offset) -> str:
+    """A table of clicks after one load; gives its root."""
+    name = "bronze/topics/lake/clicks"
+    note = msgspec.json.encode(TopicNote("raw", offset)).decode()
+    spec = TableSpec(name, schema_json((("id", "long"),)))
+    commit = Commit("WRITE", batch=WriteBatch(SOURCE, 0), spec=spec, table_id="i", note=note)
+    await context.store.create(log_key(f"tables/{name}", 0), encode(commit, attempt_id="a", now_ms=0))
+    return f"tables/{name}"

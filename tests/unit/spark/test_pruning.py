@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThanOrEqual, Not, StringContains
+from pyspark.sql.types import StructType
 
-from lakebed.core.feed import FeedFilter, FeedSlice, Limit, within
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, within
+from lakebed.spark import sources
 from lakebed.spark.pruning import capped, shared_out, wanted_by
+from lakebed.spark.sources import SourceStreamReader, TopicSource
 
 
 def test_filters_become_bounds_and_the_rest_is_left_to_spark() -> None:
@@ -76,3 +80,33 @@ def test_a_step_never_passes_its_target_nor_goes_back() -> None:
 
     assert {"0": 8, "1": 9} == capped(start, reached, target)
     assert {"0": 8, "1": 9} == capped({"0": 8, "1": 9}, {"0": 20, "1": 30, "2": 4}, target)
+
+
+class GrowingFeed:
+    """Partitions with so many rows, of which a step takes as many of each as its limit says."""
+
+    def __init__(self, **ends: int) -> None:
+        self.ends = ends
+
+    async def begin(self) -> Offset:
+        return dict.fromkeys(self.ends, 0)
+
+    async def reach(self, start: Offset, limit: Limit) -> Offset:
+        return {name: min(end, start.get(name, 0) + (limit.rows or end)) for name, end in self.ends.items()}
+
+
+def test_a_stream_of_what_is_there_ends_though_more_comes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps keep the limit up to where the source ended when it began; a stream without an end goes on."""
+    feed = GrowingFeed(a=9, b=2)
+    monkeypatch.setattr(sources, "open_feed", lambda name, where, options: feed)
+    ending, endless = (SourceStreamReader(TopicSource({"topic": "t", "max_rows": "4"}), StructType()) for _ in range(2))
+    limit, at = ending.getDefaultReadLimit(), ending.initialOffset()
+    ending.prepareForTriggerAvailableNow()
+    feed.ends |= {"a": 20, "new": 3}
+
+    steps = []
+    while (reached := ending.latestOffset(at, limit)) != at:
+        steps.append(at := reached)
+
+    assert [{"a": 4, "b": 2}, {"a": 8, "b": 2}, {"a": 9, "b": 2}] == steps
+    assert {"a": 13, "b": 2, "new": 3} == endless.latestOffset(at, limit)

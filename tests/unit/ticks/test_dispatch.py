@@ -757,6 +757,24 @@ async def test_a_pass_between_a_commits_note_and_its_row_does_not_forget_the_tic
     assert ["t1"] == [each.tick_id for each in await auditor.undispatched()]
 
 
+async def test_a_note_of_a_replica_whose_clock_is_behind_is_found_by_the_next_pass(manual_clock: ManualClock) -> None:
+    """It is dated before the watermark: what was noted shortly before that is read again."""
+    fleet = Fleet(manual_clock)
+    rows, tick = open_audit(fleet.context, COMMITTED), TickId("o", "p", "t1")
+    auditor = DispatchAuditor(fleet.context, queue=fleet.queue, committed=rows, dispatched=fleet.dispatched)
+    await manual_clock.advance(3600.0)
+    await auditor.measure()
+    behind_ms = fleet.clock.now_ns() // 1_000_000 - (OVERLAP_MS - 60_000)
+    await fleet.store.create(paths.noted(behind_ms, tick), b"{}")
+    await rows.create(_audit_row(tick, "committed", fleet))
+
+    await auditor.measure()
+    counted = fleet.context.metrics.value("lakebed_ticks_undispatched")
+    await manual_clock.advance(86_400.0)
+
+    assert (1, ["t1"]) == (counted, [each.tick_id for each in await auditor.undispatched()])
+
+
 async def test_rows_of_before_the_watermark_existed_are_found_by_the_first_pass(manual_clock: ManualClock) -> None:
     """They have no notes: the first pass lists all rows, once."""
     fleet = Fleet(manual_clock)

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.context import Context
 from lakebed.core.errors import Overloaded, TooEarly, Unavailable
+from lakebed.store.lease import HeldLease, Lease
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.ticks.finalizer import OrgLocks
@@ -77,6 +78,26 @@ async def test_projects_at_work_are_never_let_go(store: MemoryStore, manual_cloc
         with pytest.raises(Overloaded):
             await hold(first, "p2")
         assert [("o", "p1")] == first.projects
+
+
+async def test_projects_that_begin_at_once_keep_the_limit(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a start: each of five acquires its lease while the others do, and two are held."""
+    first, plainly, go_on = Ownership(replica(store, manual_clock, "a", warm_max=2)), Lease.acquire, asyncio.Event()
+
+    async def acquire(lease: Lease) -> HeldLease:
+        await go_on.wait()
+        return await plainly(lease)
+
+    monkeypatch.setattr(Lease, "acquire", acquire)
+    holding = [asyncio.create_task(hold(first, f"p{number}")) for number in range(5)]
+    await settle()
+    go_on.set()
+    ended = await asyncio.gather(*holding, return_exceptions=True)
+
+    assert [int, int, Overloaded, Overloaded, Overloaded] == [type(each) for each in ended]
+    assert [("o", "p0"), ("o", "p1")] == first.projects
 
 
 async def test_a_drain_lets_everything_go(store: MemoryStore, manual_clock: ManualClock) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED
 from lakebed.ticks.model import TickId
@@ -187,6 +188,29 @@ async def test_a_finalize_that_nobody_comes_back_to_is_finished(
     assert 1 == service.context.metrics.value("lakebed_ticks_finished_total")
     assert await open_audit(service.context, COMMITTED).get(OF) is not None
     assert 1 <= (await open_queue(service.context).depth()).waiting
+
+
+async def test_a_finish_that_failed_is_tried_again_by_the_next_round(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """A tick that could not be swept is not taken for one that nothing changes any more."""
+    service.bronze.after = {"commit": 1}
+    assert 503 == (await service.finalize(await service.upload())).status_code
+    outages = [Unavailable("bronze is away")]
+
+    async def finish(of: TickId, body: bytes) -> None:
+        if outages:
+            raise outages.pop()
+        assert 200 == (await service.finalize(body, tick=of.tick_id)).status_code
+
+    sweeper, states = TickSweeper(service.context, finish=finish), list[str]()
+    await manual_clock.advance(DAY_S)
+    for _ in range(2):
+        await sweeper.round()
+        states.append((await register_of(service.context, OF).read()).value.state)
+        await manual_clock.advance(60.0)
+
+    assert ["finalizing", "committed"] == states
 
 
 async def test_a_late_finalize_with_other_parts_is_refused_when_only_the_record_is_left(

@@ -23,11 +23,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Conflict, Overloaded, Stale
+from lakebed.core.errors import Conflict, Corrupt, NotFound, Overloaded, Stale
 from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset
 from lakebed.core.settings import Settings
 from lakebed.delta import history
-from lakebed.delta.log import fields_of
+from lakebed.delta.log import decode, fields_of, log_key, note_of
 from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
 from lakebed.pipeline.bronze.payloads import TopicContract, Undecodable, decoder, texts
 from lakebed.pipeline.bronze.places import QUEUES, TOPICS, placed, quarantine_of
@@ -41,9 +41,11 @@ from lakebed.spark.feeds import open_feed, reads
 from lakebed.spark.location import Location
 from lakebed.spark.pruning import shared_out
 from lakebed.spark.tasks import in_arrow
+from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
 RACES_MAX = 30
+NOTES_MAX = 1_000  # versions that are looked through for the last load: commits of other engines came after it
 QUARANTINE = (
     "key string, partition int, offset bigint, time timestamp, value binary, reasons array<string>, seen_at timestamp"
 )
@@ -98,13 +100,46 @@ class TopicNote(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+async def offset_of(store: Store, table: str, state: Snapshot, application: str) -> Offset | None:
+    """How far the table has come; None before its first load.
+
+    Commits of other engines have no note, or one of their own: then the last load is looked for behind them. Raises
+    Corrupt when its entry is gone: from the beginning every record would be loaded a second time.
+    """
+    if (note := _read(state.note)) is not None:
+        return note.offset
+    if application not in state.applied:
+        return None
+    for version in range(state.version, max(-1, state.version - NOTES_MAX), -1):
+        key = log_key(f"tables/{table}", version)
+        try:
+            actions = decode((await store.get(key)).data, key)
+        except NotFound:
+            break  # cleaned up, and so is what is older
+        for info in (action["commitInfo"] for action in actions if action.get("commitInfo")):
+            if (note := _read(note_of(info))) is not None:
+                return note.offset
+    raise Corrupt(
+        f"{table} has rows of {state.applied[application] + 1} loads, and its log names no offset to continue from",
+        hint="load it into another table: change `table` in its contract",
+    )
+
+
+def _read(text: str | None) -> TopicNote | None:
+    """None for a note that is not ours."""
+    try:
+        return msgspec.json.decode(text, type=TopicNote) if text else None
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+
+
 async def behind(context: Context, made: TopicContract) -> int:
     """How many records a topic or queue has that are not in bronze yet. Needs no Spark."""
     kind = KINDS[made.kind]
     feed: Feed = open_feed(kind.source, context, {kind.option: made.topic})
     name = await placed(context.store, f"{kind.folder}/{made.contract.table}")
     state = await history.snapshot(context.store, f"tables/{name}")
-    offset = msgspec.json.decode(state.note, type=TopicNote).offset if state.note else await feed.begin()
+    offset = await offset_of(context.store, name, state, kind.source) or await feed.begin()
     newest = await feed.reach(offset, Limit())
     return sum(max(0, newest[n] - offset.get(n, 0)) for n in newest)
 
@@ -161,7 +196,8 @@ class TopicLoader:
         raise Overloaded(f"others committed to {self.table.spec.name} first {RACES_MAX} times")
 
     async def _offset(self, state: Snapshot) -> Offset:
-        return msgspec.json.decode(state.note, type=TopicNote).offset if state.note else await self._feed.begin()
+        name = self.table.spec.name
+        return await offset_of(self._context.store, name, state, self._kind.source) or await self._feed.begin()
 
     async def _plan(self, offset: Offset, limit: Limit) -> tuple[Offset, list[FeedSlice], Offset]:
         reached = await self._feed.reach(offset, limit)

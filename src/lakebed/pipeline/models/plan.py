@@ -128,8 +128,10 @@ def decide(
             return resumed
         if held is not None:
             return _increment(model, held, resumed, CUT_OFF)
-    if state.version < 0 or held is None:
-        return step.refreshed("first run" if state.version < 0 else "its table names no sources")
+    if state.version < 0:
+        return step.refreshed("first run")
+    if held is None:
+        return _anew(model, step, "its table names no sources")
     if window is not None:
         return _backfill(model, held, step)
     if held.sha256 != model.sha256:

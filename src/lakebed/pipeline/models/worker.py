@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import LakebedError
+from lakebed.core.errors import Corrupt, Invalid, LakebedError, NotFound
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.pipeline.bronze.places import LAKE
@@ -26,6 +26,7 @@ from lakebed.pipeline.models.schedule import due, lagging
 PARALLEL = 4  # models of this process that run at once; the others wait
 PAUSE_MAX_MS = 600_000  # longest pause of a model that fails again and again
 PAUSE_MS = 15_000
+UNREADABLE = (Corrupt, Invalid, NotFound)  # of one table: others can be read
 
 log = logger("pipeline")
 
@@ -82,18 +83,40 @@ class ModelWorker:
         """Starts what is due, and returns at once; gives the names."""
         started = []
         words = sorted({word for model in self._service.graph.models.values() for word in model.options.lag})
-        lags = await asyncio.to_thread(self._service.lags, words) if words else {}
+        lags = await self._lags(words)
         projects = await asyncio.to_thread(self._service.projects)
         for org_id, project_id in dict.fromkeys([*projects, LAKE] if words else projects):
             whose = [name for name in self._service.graph.models if self._by_worker((org_id, project_id, name))]
             idle = [name for name in whose if (org_id, project_id, name) not in self._running]
-            steps = await asyncio.to_thread(self._service.plan_models, org_id, project_id, idle)
-            for name, step in steps.items():
+            for name, step in (await self._planned(org_id, project_id, idle)).items():
                 at = (org_id, project_id, name)
                 if self._due(at, step, lags):
                     self._running[at] = asyncio.create_task(self._make(at, lags))
                     started.append(name)
         return started
+
+    async def _lags(self, words: list[str]) -> dict[str, int]:
+        """By word. One whose table cannot be read is left out: only the models that wait for it are held up."""
+        found: dict[str, int] = {}
+        for word in words:
+            try:
+                found |= await asyncio.to_thread(self._service.lags, [word])
+            except UNREADABLE as error:
+                log.warning("a lag is not known", source=word, error=error.message)
+        return found
+
+    async def _planned(self, org_id: str, project_id: str, names: list[str]) -> dict[str, ModelStep]:
+        """What a run would do. Where a table cannot be read, only the models that need it are left out."""
+        try:
+            return await asyncio.to_thread(self._service.plan_models, org_id, project_id, names)
+        except UNREADABLE as error:
+            if len(names) < 2:
+                where = f"{org_id}/{project_id}"
+                log.warning("a model could not be planned", model=", ".join(names), project=where, error=error.message)
+                return {}
+        return {
+            name: step for each in names for name, step in (await self._planned(org_id, project_id, [each])).items()
+        }
 
     def _due(self, at: tuple[str, str, str], step: ModelStep, lags: Mapping[str, int]) -> bool:
         tried, options = self._tried.get(at, _Tried()), self._options(at)
