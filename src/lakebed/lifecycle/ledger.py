@@ -154,15 +154,16 @@ class LedgerTable:
             if _newest_ns(file) >= before_ns:
                 kept = await self._table.read(file, where=pc.field("at_ns") >= before_ns)
                 made += [await self._table.write(kept)] if len(kept) else []
-        gone = sum(file.rows for file in old) - sum(file.rows for file in made)
+        gone = 0
         if old:
             names = {file.path for file in old}
 
             def commit(state: Snapshot) -> Commit | None:
                 """A move that took one of these files along meanwhile has its rows; the next pass removes them."""
-                if not names <= {file.path for file in state.files}:
-                    return None
-                return Commit("DELETE", tuple(made), tuple(old))
+                nonlocal gone
+                there = names <= {file.path for file in state.files}
+                gone = sum(file.rows for file in old) - sum(file.rows for file in made) if there else 0
+                return Commit("DELETE", tuple(made), tuple(old)) if there else None
 
             await self._table.commit(commit)
         return gone
