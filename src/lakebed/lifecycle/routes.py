@@ -6,7 +6,6 @@ start at once. A policy, a dry run and the retry of a blocker read the store its
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -120,10 +119,7 @@ class LifecycleRoutes:
     @operation("Every decision of lifecycle about one key (?key=)", answer=list[LedgerRow], right=f"{READ}:{{bucket}}")
     async def _why(self, request: Request) -> Response:
         bucket, key = _bucket(request, READ), _key(request)
-        rows = deque[LedgerRow](maxlen=WHY_ROWS_MAX)
-        async for row in self._ledger.rows(bucket, key=key):
-            rows.append(row)
-        return json_response(list(rows))
+        return json_response(await self._ledger.of_key(bucket, key, WHY_ROWS_MAX))
 
     @operation(
         "When a key (?key=), or an upload of it (?upload_id=), is due; the header x-amz-expiration as on AWS",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -212,11 +211,7 @@ async def ledger(
 ) -> list[dict[str, Any]]:
     """The last verdicts on a bucket's objects, or on one key: the newest `limit`, in order of time."""
     book = DeletionLedger(context)
-    if key is None:
-        return [ledger_row(row) for row in await book.latest(bucket, limit)]
-    found = deque[LedgerRow](maxlen=limit)
-    async for row in book.rows(bucket, key=key):
-        found.append(row)
+    found = await (book.latest(bucket, limit) if key is None else book.of_key(bucket, key, limit))
     return [ledger_row(row) for row in found]
 
 
