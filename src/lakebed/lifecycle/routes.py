@@ -155,8 +155,8 @@ class LifecycleRoutes:
     async def _status_of_all(self, request: Request) -> Response:
         principal = request.state.principal
         principal.demand_list(f"{READ}:*")
-        rows = await status_rows(self._operator, self._context, limit=_limit(request))
-        return json_response([row for row in rows if principal.owns(row["bucket"])])
+        rows = await status_rows(self._operator, self._context, limit=_limit(request), shows=principal.owns)
+        return json_response(rows)
 
     @operation(
         "What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=",

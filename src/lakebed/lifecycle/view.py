@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -48,10 +48,15 @@ async def status(context: Context, bucket: str = "", *, limit: int = 0) -> list[
 
 
 async def status_rows(
-    operator: Operator, runtime: StoreRuntime, bucket: str = "", *, limit: int
+    operator: Operator,
+    runtime: StoreRuntime,
+    bucket: str = "",
+    *,
+    limit: int,
+    shows: Callable[[str], bool] = lambda _: True,
 ) -> list[dict[str, Any]]:
     """The operator's rows, each with the counts of its action."""
-    rows, counts = await operator.status(bucket, limit=limit), dict[str, BucketCounts]()
+    rows, counts = await operator.status(bucket, limit=limit, shows=shows), dict[str, BucketCounts]()
     for row in rows:
         name = row["bucket"]
         if name not in counts:
