@@ -202,12 +202,24 @@ class Stack:
                 await self._bring_up(program)
                 break
             except Unavailable:
-                continue
+                if program is not self._bucket and await self._watch_bucket():
+                    break
         if program is self._bucket and self._bucket.endpoints != before:
             for server in self._servers:
                 await server.stop()
-                await self._bring_up(server)
+                with suppress(Unavailable):  # the watch finds that it does not run, and tries again
+                    await self._bring_up(server)
         self._write("ready")
+
+    async def _watch_bucket(self) -> bool:
+        """Looks after the bucket while a server does not come up: without it no server does. Whether all servers were
+        started again, because it has a new address.
+        """
+        before = self._bucket.endpoints
+        await self._watch_disk()
+        if not self._bucket.child.running():
+            await self._restart(self._bucket)
+        return self._bucket.endpoints != before
 
     def _count_restart(self, program: Program) -> int:
         now_s = self._clock.monotonic_s()

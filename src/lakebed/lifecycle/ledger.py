@@ -154,15 +154,16 @@ class LedgerTable:
             if _newest_ns(file) >= before_ns:
                 kept = await self._table.read(file, where=pc.field("at_ns") >= before_ns)
                 made += [await self._table.write(kept)] if len(kept) else []
-        gone = sum(file.rows for file in old) - sum(file.rows for file in made)
+        gone = 0
         if old:
             names = {file.path for file in old}
 
             def commit(state: Snapshot) -> Commit | None:
                 """A move that took one of these files along meanwhile has its rows; the next pass removes them."""
-                if not names <= {file.path for file in state.files}:
-                    return None
-                return Commit("DELETE", tuple(made), tuple(old))
+                nonlocal gone
+                there = names <= {file.path for file in state.files}
+                gone = sum(file.rows for file in old) - sum(file.rows for file in made) if there else 0
+                return Commit("DELETE", tuple(made), tuple(old)) if there else None
 
             await self._table.commit(commit)
         return gone
@@ -254,6 +255,10 @@ def _newest_ns(file: DataFile) -> float:
     return float(file.high.get("at_ns", "inf"))
 
 
+def _at_ns(row: LedgerRow) -> int:
+    return row.at_ns
+
+
 def decode(data: bytes, name: str) -> list[LedgerRow]:
     """The rows of a segment. Raises Corrupt, naming it."""
     try:
@@ -301,7 +306,7 @@ class DeletionLedger:
             await self._store.create(ledger_segment(bucket, self._clock.now_ns(), name), data)
 
     async def rows(self, bucket: str, *, key: str | None = None, after_ns: int = 0) -> AsyncIterator[LedgerRow]:
-        """The bucket's rows, those of the table first, each part in order of time. Raises Corrupt.
+        """The bucket's rows, those of the table first; each file and each segment in order of time. Raises Corrupt.
 
         Segments are listed before the table is read, so a move meanwhile hides nothing and doubles nothing.
         """
@@ -327,6 +332,18 @@ class DeletionLedger:
             async for segment, row in self._table.rows(bucket, key=key, after_ns=after_ns):
                 if segment in late:
                     yield row
+
+    async def of_key(self, bucket: str, key: str, limit: int = 0) -> list[LedgerRow]:
+        """The newest rows of one key, in order of time; all of them without a limit. Raises Corrupt.
+
+        Files overlap in time, and one that retention has written again stands behind younger ones.
+        """
+        found: list[LedgerRow] = []
+        async for row in self.rows(bucket, key=key):
+            found.append(row)
+            if limit and len(found) >= 2 * limit:
+                found = sorted(found, key=_at_ns)[-limit:]
+        return sorted(found, key=_at_ns)[-limit:]
 
     async def latest(self, bucket: str, limit: int) -> list[LedgerRow]:
         """The bucket's newest rows, in order of time. However long the ledger is, at most SEGMENTS_READ_MAX of its

@@ -5,7 +5,7 @@ Every change is one write of a register that workers read on their next round; a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -53,14 +53,17 @@ class Operator:
 
     # Looking.
 
-    async def status(self, bucket: str = "", *, limit: int = STATUS_ROWS) -> list[dict[str, Any]]:
+    async def status(
+        self, bucket: str = "", *, limit: int = STATUS_ROWS, shows: Callable[[str], bool] = lambda _: True
+    ) -> list[dict[str, Any]]:
         """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers; and when a
-        worker last completed a round, 0 for never. At most `limit` actions are read and returned.
+        worker last completed a round, 0 for never. At most `limit` actions are read and returned, of the buckets that
+        it `shows`.
         """
         rows: list[dict[str, Any]] = []
         reader, held = slowest((await self._state.cursors()).values()), (await self._state.blockers.read()).value
         tick_ns, index = await self.last_round_ns(), (await self._state.pending.read()).value
-        for name in [bucket] if bucket else await self._state.buckets():
+        for name in filter(shows, [bucket] if bucket else await self._state.buckets()):
             if len(rows) >= limit:
                 break
             state = (await self._state.bucket(name).read()).value

@@ -6,7 +6,6 @@ start at once. A policy, a dry run and the retry of a blocker read the store its
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -120,10 +119,7 @@ class LifecycleRoutes:
     @operation("Every decision of lifecycle about one key (?key=)", answer=list[LedgerRow], right=f"{READ}:{{bucket}}")
     async def _why(self, request: Request) -> Response:
         bucket, key = _bucket(request, READ), _key(request)
-        rows = deque[LedgerRow](maxlen=WHY_ROWS_MAX)
-        async for row in self._ledger.rows(bucket, key=key):
-            rows.append(row)
-        return json_response(list(rows))
+        return json_response(await self._ledger.of_key(bucket, key, WHY_ROWS_MAX))
 
     @operation(
         "When a key (?key=), or an upload of it (?upload_id=), is due; the header x-amz-expiration as on AWS",
@@ -159,8 +155,8 @@ class LifecycleRoutes:
     async def _status_of_all(self, request: Request) -> Response:
         principal = request.state.principal
         principal.demand_list(f"{READ}:*")
-        rows = await status_rows(self._operator, self._context, limit=_limit(request))
-        return json_response([row for row in rows if principal.owns(row["bucket"])])
+        rows = await status_rows(self._operator, self._context, limit=_limit(request), shows=principal.owns)
+        return json_response(rows)
 
     @operation(
         "What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -49,10 +48,15 @@ async def status(context: Context, bucket: str = "", *, limit: int = 0) -> list[
 
 
 async def status_rows(
-    operator: Operator, runtime: StoreRuntime, bucket: str = "", *, limit: int
+    operator: Operator,
+    runtime: StoreRuntime,
+    bucket: str = "",
+    *,
+    limit: int,
+    shows: Callable[[str], bool] = lambda _: True,
 ) -> list[dict[str, Any]]:
     """The operator's rows, each with the counts of its action."""
-    rows, counts = await operator.status(bucket, limit=limit), dict[str, BucketCounts]()
+    rows, counts = await operator.status(bucket, limit=limit, shows=shows), dict[str, BucketCounts]()
     for row in rows:
         name = row["bucket"]
         if name not in counts:
@@ -212,11 +216,7 @@ async def ledger(
 ) -> list[dict[str, Any]]:
     """The last verdicts on a bucket's objects, or on one key: the newest `limit`, in order of time."""
     book = DeletionLedger(context)
-    if key is None:
-        return [ledger_row(row) for row in await book.latest(bucket, limit)]
-    found = deque[LedgerRow](maxlen=limit)
-    async for row in book.rows(bucket, key=key):
-        found.append(row)
+    found = await (book.latest(bucket, limit) if key is None else book.of_key(bucket, key, limit))
     return [ledger_row(row) for row in found]
 
 

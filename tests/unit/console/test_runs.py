@@ -156,6 +156,30 @@ async def test_a_job_runs_once_at_a_time_in_the_lake_and_again_when_it_has_ended
     await other.stop()
 
 
+async def test_a_job_that_is_asked_for_twice_at_the_same_time_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look at what runs before either begins: the second is told that it runs already."""
+    runner, going, begun = JobRunner(context_of(), "log"), asyncio.Event(), list[str]()
+    latest, looked = runner._reader.latest, asyncio.Barrier(2)
+
+    async def together(limit: int) -> Any:
+        found = await latest(limit)
+        await looked.wait()
+        return found
+
+    async def work(run: ActiveRun) -> None:
+        begun.append(run.subject)
+        await going.wait()
+
+    monkeypatch.setattr(runner._reader, "latest", together)
+    both = [runner.begin("compaction", "clicks", work) for _ in range(2)]
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*both, return_exceptions=True)
+    await runner.stop()
+
+    assert ["clicks"] == begun
+    assert [type(None), Conflict] == sorted(map(type, answers), key=lambda kind: kind is Conflict)
+
+
 async def test_the_page_shows_so_many_runs_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakebed.console.runs.RUNS_MAX", 3)
     store, clock = MemoryStore(clock=SystemClock()), SystemClock()

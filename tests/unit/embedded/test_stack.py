@@ -21,6 +21,8 @@ from lakebed.embedded.ports import HeldPorts
 from lakebed.embedded.stack import RESTART_WINDOW_S, RESTARTS_MAX, Stack, clear_killed
 from support.embedded_fixtures import BUCKET, FakeChild
 
+MIB = 1024**2
+
 
 class FakeProgram:
     """Comes up `slow_s` after it is started; fails as often as configured."""
@@ -177,6 +179,68 @@ async def test_when_the_bucket_moved_the_others_are_started_again(tmp_path: Path
     await ground.stack.stop()
 
 
+async def test_a_server_that_does_not_come_up_at_the_buckets_new_address_is_tried_again(tmp_path: Path) -> None:
+    """As one that died: the others are started meanwhile, and the stack goes on."""
+    ground = Ground(tmp_path)
+    await ground.stack.start()
+    ground.noted.clear()
+    ground.bucket.moves, ground.gateway.fails = True, 1
+
+    await ground.stack._restart(ground.bucket)  # type: ignore[arg-type]
+
+    again = ["stop gateway", "start gateway", "stop workers", "start workers"]
+    assert ["kill bucket", "start bucket", *again] == ground.noted
+    assert (False, True) == (ground.gateway.child.running(), ground.workers.child.running())
+    await ground.stack._restart(ground.gateway)  # type: ignore[arg-type]
+    assert (True, 1) == (ground.gateway.child.running(), find(tmp_path).process("gateway").restarts)
+    await ground.stack.stop()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_bucket_that_dies_while_a_server_is_restarted_is_restarted_first(tmp_path: Path, moves: bool) -> None:
+    """A server is not ready without its bucket, however often it is started; where the bucket moved, all start anew."""
+    ground = Ground(tmp_path)
+    await ground.stack.start()
+    ground.noted.clear()
+    ground.gateway.child.alive, ground.bucket.moves = False, moves
+    start = ground.gateway.start
+
+    async def waits_for_the_bucket() -> None:
+        if ground.noted.count("start gateway") == 0:
+            ground.bucket.child.alive = False
+        ground.gateway.fails = 0 if ground.bucket.child.alive else 1
+        await start()
+
+    ground.gateway.start = waits_for_the_bucket  # type: ignore[method-assign]
+    await ground.stack._restart(ground.gateway)  # type: ignore[arg-type]
+
+    again = ["stop gateway", "start gateway", "stop workers", "start workers"]
+    assert ["kill gateway", "start gateway", "kill bucket", "start bucket"] == ground.noted[:4]
+    assert (again if moves else ["kill gateway", "start gateway"]) == ground.noted[4:]
+    assert ("ready", 1) == (find(tmp_path).state, find(tmp_path).process("bucket").restarts)
+    await ground.stack.stop()
+
+
+async def test_a_disk_that_has_space_again_while_a_server_is_restarted_lets_the_bucket_take_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the bucket was opened again it refuses what the server needs to start."""
+    ground = Ground(tmp_path)
+    await ground.stack.start()
+    free = [1, 500]
+    monkeypatch.setattr(module, "free_bytes", lambda folder: free[0] * MIB)
+    await ground.stack._watch_disk()
+    ground.noted.clear()
+    ground.gateway.fails = 1
+    free.pop(0)
+
+    await ground.stack._restart(ground.gateway)  # type: ignore[arg-type]
+
+    opened = ["stop bucket", "kill bucket", "start bucket"]
+    assert ["kill gateway", "start gateway", *opened, "kill gateway", "start gateway"] == ground.noted
+    await ground.stack.stop()
+
+
 async def test_a_watch_looks_at_every_program_and_starts_only_what_died(tmp_path: Path) -> None:
     ground = Ground(tmp_path)
     await ground.stack.start()
@@ -198,9 +262,6 @@ async def test_a_watch_looks_at_every_program_and_starts_only_what_died(tmp_path
 
     assert ["kill gateway", "start gateway"] == ground.noted
     await ground.stack.stop()
-
-
-MIB = 1024**2
 
 
 @pytest.mark.parametrize(

@@ -295,3 +295,30 @@ async def test_a_head_has_so_many_bytes_whole_or_in_parts(fast_path: bool) -> No
             made.data_received(whole[start : start + size])
         await asyncio.sleep(0)
         assert (len(requested), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
+
+
+async def test_pipelined_requests_whose_client_leaves_give_back_what_they_took() -> None:
+    """One that waits for its turn at once, the one under way with its answer: the budget is whole again."""
+    made, wire_, _ = connected(fast_path=True)
+    known, limits = routes()
+    let_go, begun = asyncio.Event(), list[bytes]()
+
+    async def answered(found: Any, scope: Any, body: bytes, write: Any) -> None:
+        begun.append(body)
+        await let_go.wait()
+
+    known.middleware = SimpleNamespace(direct=answered)
+    made.direct = known
+    posted = b"POST /hot HTTP/1.1\r\ncontent-length: %d\r\n\r\n%s"
+    made.data_received(posted % (5, b"first") + posted % (6, b"second") + posted % (5, b"third"))
+    made.data_received(posted % (7, b"unfin"))
+    await asyncio.sleep(0)
+    whole = limits.budget.held
+    wire_.close()
+    made.connection_lost(None)
+    left = limits.budget.held
+    let_go.set()
+    await asyncio.gather(*made.tasks)
+
+    assert (5 + 6 + 5 + 7, 5, 0) == (whole, left, limits.budget.held)
+    assert [b"first"] == begun

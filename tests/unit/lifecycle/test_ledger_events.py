@@ -20,8 +20,8 @@ from support.lifecycle_makers import rule
 DAY_NS = 100 * 1_000_000_000  # of the harness
 
 
-async def lived() -> Harness:
-    world = Harness()
+async def lived(**settings: Any) -> Harness:
+    world = Harness(**settings)
     await world.policy("b", rule(rule_id="r", expiration_days=1))
     return world
 
@@ -89,6 +89,36 @@ async def test_rows_that_retention_removes_while_a_move_takes_their_file_along_d
 
     assert 2 == sum(gone)
     assert ["young", "young"] == [row.key for row in await world.ledger("b")]
+
+
+@pytest.mark.parametrize("by", ["move", "retention"])
+async def test_rows_that_another_worker_moves_while_retention_writes_them_again_are_there_once(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its move takes the file along, or its own retention writes the rows first: what was planned before is dropped."""
+    monkeypatch.setattr(ledger, "FILES_MAX", 1)
+    world = await lived(fold_s=0.0)
+    mover, table = LedgerMover(world.registers), LedgerTable(world.registers.runtime)
+    for key in ("old", "young"):
+        await expire_one(world, key, mover)
+    between_ns = 1 + max(row.at_ns for row in await world.ledger("b", "old"))
+    world.lake.write("b", "new")
+    await world.run_round(1.01)
+    other, write = LedgerTable(world.registers.runtime), table._table.write
+
+    async def overtaken(rows: Any) -> Any:
+        made = await write(rows)
+        await (mover.run() if by == "move" else other.expire(between_ns))
+        return made
+
+    monkeypatch.setattr(table._table, "write", overtaken)
+    gone = await table.expire(between_ns)
+    monkeypatch.undo()
+    later = await table.expire(between_ns)
+    keys = [row.key for row in await world.ledger("b")]
+
+    assert (0, 2 if by == "move" else 0) == (gone, later)
+    assert ["new", "new", "young", "young"] == sorted(keys)
 
 
 async def test_a_ledger_without_retention_keeps_every_row() -> None:

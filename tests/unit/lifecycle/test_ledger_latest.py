@@ -104,3 +104,23 @@ async def test_the_newest_rows_are_found_where_files_overlap_in_time() -> None:
 
     assert ["k6", "k10"] == [key for key, _ in await book.latest(2)]
     assert ["k10"] == [key for key, _ in await book.latest(1)]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 9])
+async def test_the_newest_rows_of_a_key_come_in_order_after_retention_wrote_a_file_again(limit: int) -> None:
+    """Its rows stand behind those of younger files then; what is in segments still is the newest."""
+    book = Book()
+    for times in ((1, 20, 30), (40, 50), (60,)):
+        rows = [
+            LedgerRow(
+                at_ns, "run", "b", "k", "hash", ActionKind.EXPIRATION_DAYS, "DELETE", ObjectIdentity(1, 1), f"s{at_ns}"
+            )
+            for at_ns in times
+        ]
+        await book.ledger.append(rows)
+        if 60 not in times:
+            await book.fold()
+    await book.ledger._table.expire(10)
+
+    assert [20, 30, 40, 50, 60][-limit:] == [row.at_ns for row in await book.ledger.of_key("b", "k", limit)]
+    assert [] == await book.ledger.of_key("b", "other", limit)

@@ -173,7 +173,7 @@ async def test_a_dry_run_of_the_policy_in_force_judges_the_rules_that_run(monkey
     ("tenant", "seen"), [("acme", ["acme.b"]), ("rival", ["rival.b"]), ("", ["acme.b", "rival.b"]), ("third", [])]
 )
 async def test_a_tenant_is_shown_the_actions_and_blockers_of_its_own_buckets(tenant: str, seen: list[str]) -> None:
-    """Whoever has no tenant sees those of all buckets."""
+    """Whoever has no tenant sees those of all buckets. Actions of others take no place among those of a limit."""
     world = Harness()
     for bucket in ("acme.b", "rival.b"):
         await world.policy(bucket, rule(expiration_days=1))
@@ -192,6 +192,9 @@ async def test_a_tenant_is_shown_the_actions_and_blockers_of_its_own_buckets(ten
 
     actions = msgspec.json.decode((await shown._status_of_all(request)).body)
     blockers = msgspec.json.decode((await shown._blockers(request)).body)
+    request.query_params = {"limit": "1"}
+    first = msgspec.json.decode((await shown._status_of_all(request)).body)
 
+    assert seen[:1] == [row["bucket"] for row in first]
     assert seen == [row["bucket"] for row in actions]
     assert seen == sorted(row["bucket"] for row in blockers)

@@ -294,7 +294,7 @@ def _rows(where: Where, bucket: Bucket, key: str) -> list[dict[str, Any]]:
 
     async def work(services: Any) -> list[dict[str, Any]]:
         book = DeletionLedger(services.state.runtime)
-        return [ledger_row(row) async for row in book.rows(bucket, key=key)]
+        return [ledger_row(row) for row in await book.of_key(bucket, key)]
 
     return with_services(where, work)
 
