@@ -32,7 +32,8 @@ class LogSettings(Section, frozen=True):
         float | None,
         describe(
             "Limits how long a record waits for more of them while other blobs are under way; unset means 5 on a store "
-            "of your own and 250 where requests are billed (at most 4 writes a second, 53 dollars a month per broker).",
+            "of your own and 250 where requests are billed (at most 4 flights a second, 53 dollars a month per broker, "
+            "105 with meta.backend = bucket).",
             when="you want fewer writes to the bucket (higher), or less latency (lower)",
         ),
     ] = None
