@@ -85,7 +85,7 @@ class LogSettings(Section, frozen=True):
         int, describe("Compacts the compacted entries of a partition again once it has this many small ones.")
     ] = 8
     compact_blob_bytes: Annotated[
-        int, describe("Limits the bytes of one compacted blob, which several partitions share.")
+        int, describe("Limits the bytes of one compacted blob, of one partition or of several that share it.")
     ] = 64 * 1024 * 1024
     claim_s: Annotated[float, describe("Releases the claims of a compactor that reported nothing for this long.")] = (
         15.0
