@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.log import control, paths, producers, records
+from lakebed.log import control, paths, producers, records, simulation
 from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
 from lakebed.log.commit import Committer
@@ -45,6 +45,16 @@ def test_the_log_keeps_its_promises_with_producers_in_snapshots(
 ) -> None:
     """Also when nearly every stamped append writes what is known of producers beside the control record."""
     monkeypatch.setattr(producers, "CHANGES_MAX", changes_max)
+    play("log", seed)
+
+
+@pytest.mark.parametrize("seed", seeds(range(600, 640), quick=range(600, 606)))
+def test_the_log_keeps_its_promises_while_entries_move_to_large_blobs(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a blob is large with a few records, so that entries move there one by one, whatever dies in between."""
+    small = msgspec.structs.replace(simulation.SETTINGS, compact_max_bytes=100, compact_blob_bytes=300)
+    monkeypatch.setattr(simulation, "SETTINGS", small)
     play("log", seed)
 
 

@@ -162,7 +162,8 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "lakebed_log_batching_cost_dollars_month",
         "gauge",
-        "Most that log.batch_max_delay_ms lets this broker spend on blobs in a month; 0 where requests are not billed.",
+        "Dollars a month for a flight of this broker after each log.batch_max_delay_ms, full blobs not counted; "
+        "0 where requests are not billed.",
     ),
     Metric("lakebed_log_buffered_bytes", "gauge", "Bytes buffered in the batching producer."),
     Metric("lakebed_log_refused_total", "counter", "Chunks refused because the buffer was full."),

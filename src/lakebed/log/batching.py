@@ -21,7 +21,6 @@ from lakebed.core.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.core.runtime import Runtime
 from lakebed.log import codec
 from lakebed.log.codec import Records
-from lakebed.log.cost import batching_dollars_month
 from lakebed.log.model import BackPressureRejected, TopicPartition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.settings import LogSettings
@@ -115,8 +114,6 @@ class BatchingProducer:
         self._closed = False
         metrics = runtime.metrics
         metrics.gauge("lakebed_log_buffered_bytes").set_function(lambda: self._held)
-        cost = batching_dollars_month(self._delay_s * 1000) if billed else 0.0
-        metrics.gauge("lakebed_log_batching_cost_dollars_month").set(cost)
         self._flushes = metrics.counter("lakebed_log_flushes_total")
         self._refused = metrics.counter("lakebed_log_refused_total")
 

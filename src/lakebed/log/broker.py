@@ -14,6 +14,7 @@ from lakebed.gateway.settings import GatewaySettings
 from lakebed.log.batching import AppendedRecords, BatchingProducer
 from lakebed.log.brokers import BrokerRecord
 from lakebed.log.cache import SharedTail, TailCache
+from lakebed.log.cost import batching_dollars_month
 from lakebed.log.fetcher import Fetcher, FetchRequest
 from lakebed.log.model import TopicPartition
 from lakebed.log.notices import BrokerPeers
@@ -23,6 +24,7 @@ from lakebed.log.services import LogServices
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import LogWriter, Outcome
 from lakebed.meta.protocol import Meta
+from lakebed.meta.settings import MetaSettings
 from lakebed.store.settings import StoreSettings
 
 WILDCARDS = ("0.0.0.0", "::")
@@ -34,18 +36,22 @@ class Broker(LogServices):
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         super().__init__(context, meta, bodies_bytes=context.settings.of(LogSettings).bodies_bytes)
         runtime, metrics, settings = self.runtime, context.metrics, self.settings
+        billed = context.settings.of(StoreSettings).billed
+        delay_ms = settings.delay_ms(billed=billed)
         self.writer = LogWriter(
             runtime,
             self.records,
             self.uris,
             horizon_s=settings.vacuum_horizon_s,
             producer_memory_s=settings.producer_memory_s,
+            delay_s=delay_ms / 1000,
         )
         self.cache = TailCache(settings.cache_bytes, metrics=metrics)
         self.shared: SharedTail | None = None
         if settings.tail_cache_dir is not None:
             self.shared = SharedTail(settings.tail_cache_dir, bytes_max=settings.cache_bytes, node=context.node)
-        billed = context.settings.of(StoreSettings).billed
+        cost = batching_dollars_month(delay_ms, context.settings.of(MetaSettings).backend) if billed else 0.0
+        metrics.gauge("lakebed_log_batching_cost_dollars_month").set(cost)
         self.producer = BatchingProducer(runtime, self.writer, settings, billed=billed, appended=self._appended)
         self.fetcher = Fetcher(runtime, self.reader, self.cache, settings, shared=self.shared)
         if settings.scenario:

@@ -1,19 +1,22 @@
 """What to compact: index entries in, runs of them out. Pure.
 
 Entries have levels. WAL entries are level 0; a compaction of them is level 1; where enough compacted entries of a
-partition lie next to each other, they are compacted again, one level higher, until an entry is full. So a record is
-rewritten a few times, not once per pass, and the number of entries grows with the bytes, not with the passes.
+partition lie next to each other, they are compacted again, one level higher, until an entry is full. Where enough of
+them lie in small blobs, they move into a large one. So a record is rewritten a few times, not once per pass, and the
+numbers of entries and blobs grow with the bytes, not with the passes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from lakebed.log.model import Compaction, Control, IndexEntry, IndexSpan, TopicPartition
 
-RUNS_MAX = 16  # runs of one partition in one pass
+RUNS_MAX = 16  # first compactions of one partition in one pass
 
 
 class CompactionRun(msgspec.Struct, frozen=True):
@@ -89,31 +92,87 @@ def select(
     return chosen if full or old or large or len(chosen) >= entries_min else []
 
 
-def select_merges(
-    spans: Sequence[IndexSpan], size_of: Callable[[IndexSpan], int], *, fan_in: int, bytes_max: int
+def select_again(
+    spans: Sequence[IndexSpan],
+    size_of: Callable[[IndexSpan], int],
+    *,
+    fan_in: int,
+    bytes_max: int,
+    blob_bytes: int,
+    quiet: bool,
 ) -> list[list[IndexSpan]]:
-    """Runs of compacted entries to compact again: `fan_in` or more next to each other, the lowest level first.
+    """Runs of compacted entries to compact again, for one blob: to fewer entries, or else to fewer blobs.
 
-    An entry of half of `bytes_max` is full and stays. A run ends where it would grow beyond `bytes_max`.
+    `quiet`: the partition has not been compacted for long, so that less of it is enough.
     """
-    for level in sorted({span.entry.tier for span in spans if span.entry.tier > 0}):
-        found: list[list[IndexSpan]] = []
-        run: list[IndexSpan] = []
-        size = 0
-        for span in spans:
-            own = size_of(span)
-            fits = 0 < span.entry.tier <= level and own * 2 < bytes_max
-            follows = bool(run) and run[-1].end_offset + 1 == span.start_offset and size + own <= bytes_max
-            if not fits or not follows:
-                found.append(run)
-                run, size = [], 0
-            if fits:
-                run.append(span)
-                size += own
-        worth = [run for run in [*found, run] if len(run) >= fan_in]
+    runs = select_merges(spans, size_of, fan_in=fan_in, bytes_max=bytes_max, quiet=quiet)
+    if not runs:
+        return select_moves(spans, size_of, bytes_max=bytes_max, blob_bytes=blob_bytes, quiet=quiet)
+    sizes = accumulate(sum(map(size_of, run)) for run in runs)
+    return [run for run, size in zip(runs, sizes, strict=True) if size <= blob_bytes]
+
+
+def select_merges(
+    spans: Sequence[IndexSpan],
+    size_of: Callable[[IndexSpan], int],
+    *,
+    fan_in: int,
+    bytes_max: int,
+    quiet: bool = False,
+) -> list[list[IndexSpan]]:
+    """Runs of small entries that become one: `fan_in` or more of one level, the lowest first, and those of lower levels
+    beside them. With fewer of the level, the largest entry would be written again for each few small ones.
+
+    An entry of half of `bytes_max` is full and stays. A run ends where it would grow beyond `bytes_max`. Of a `quiet`
+    partition two entries are enough, whatever their levels.
+    """
+    small = [span for span in spans if span.entry.tier > 0 and size_of(span) * 2 < bytes_max]
+    for level in sorted({span.entry.tier for span in small}):
+        found = _neighbours([span for span in small if span.entry.tier <= level], size_of, bytes_max)
+        counts = [len(run) if quiet else sum(span.entry.tier == level for span in run) for run in found]
+        worth = [run for run, count in zip(found, counts, strict=True) if count >= (2 if quiet else fan_in)]
         if worth:
             return worth
     return []
+
+
+def select_moves(
+    spans: Sequence[IndexSpan], size_of: Callable[[IndexSpan], int], *, bytes_max: int, blob_bytes: int, quiet: bool
+) -> list[list[IndexSpan]]:
+    """The runs of one large blob: neighbours from small blobs that fill it.
+
+    A blob of half of `blob_bytes` is large and stays, so a byte is moved once. What a `quiet` partition has left moves
+    before it fills a blob, where it becomes twice as much as it was in any of its blobs: a few times at most.
+    """
+    shares: Counter[str] = Counter()
+    for span in spans:
+        shares[span.entry.data_key] += size_of(span)
+    small = [
+        span
+        for span in spans
+        if span.entry.tier > 0 and (span.entry.blob_bytes or shares[span.entry.data_key]) * 2 < blob_bytes
+    ]
+    filled = max(blob_bytes - bytes_max, blob_bytes // 2)
+    for group in _neighbours(small, size_of, blob_bytes):
+        size, largest = sum(map(size_of, group)), max(shares[span.entry.data_key] for span in group)
+        if size > filled or (quiet and size >= 2 * largest):
+            return _neighbours(group, size_of, bytes_max)
+    return []
+
+
+def _neighbours(
+    spans: Sequence[IndexSpan], size_of: Callable[[IndexSpan], int], bytes_max: int
+) -> list[list[IndexSpan]]:
+    """All of these in runs without a gap, each of `bytes_max` at most."""
+    runs: list[list[IndexSpan]] = []
+    size = 0
+    for span in spans:
+        size += size_of(span)
+        if not runs or runs[-1][-1].end_offset + 1 != span.start_offset or size > bytes_max:
+            runs.append([])
+            size = size_of(span)
+        runs[-1].append(span)
+    return runs
 
 
 def pack(runs: Sequence[CompactionRun], bytes_max: int) -> list[list[CompactionRun]]:

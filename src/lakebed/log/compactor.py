@@ -56,7 +56,8 @@ class Compactor:
         self._seconds = metrics.histogram("lakebed_log_compaction_seconds")
 
     async def compact_once(self, tp: TopicPartition, *, force: bool = False) -> CompactionOutcome:
-        """Recovers what a crash left, or else compacts one run. Safe beside writers, readers and other compactors.
+        """Recovers what a crash left, or else compacts one run of the WAL, or else all that is compacted again. Safe
+        beside writers, readers and other compactors.
 
         With `force` also a run that is not due.
         """
@@ -65,7 +66,8 @@ class Compactor:
             return recovered
         if not plan.due:
             return self._counted("idle")
-        done = (await self.compact(plan.runs[:1]))[tp]
+        first = plan.runs[:1] if plan.runs[0].level == 1 else plan.runs  # entries that move stay in one blob
+        done = (await self.compact(first))[tp]
         if isinstance(done, LakebedError):
             raise done
         return done
@@ -197,15 +199,17 @@ class Compactor:
                 spans.append(span)
         sizes = {span.end_offset: await self._reader.size(span) for span in spans}
         quiet = bool(spans) and spans[-1].entry.created_at_ms < at_ms - QUIET_MS
-        found = compaction.select_merges(
+        found = compaction.select_again(
             spans,
             lambda span: sizes[span.end_offset],
-            fan_in=2 if quiet else self._settings.compact_fan_in,
+            fan_in=self._settings.compact_fan_in,
             bytes_max=self._settings.compact_max_bytes,
+            blob_bytes=self._settings.compact_blob_bytes,
+            quiet=quiet,
         )
         if not found:
             self._merge_at_ms[tp] = at_ms + QUIET_MS
-        return [CompactionRun(tp, tuple(run), sum(sizes[span.end_offset] for span in run)) for run in found[:RUNS_MAX]]
+        return [CompactionRun(tp, tuple(run), sum(sizes[span.end_offset] for span in run)) for run in found]
 
     async def _write(self, runs: Sequence[CompactionRun]) -> list[Compaction | None]:
         """Writes the compacted blob. None for a run whose source vanished: another process compacted or trimmed it."""
@@ -226,7 +230,7 @@ class Compactor:
         self._bytes.inc(len(data))
         self._blobs.inc()
         made = {
-            run.spans: self._record(run, place, key, made_at_ms, batches)
+            run.spans: self._record(run, place, key, len(data), made_at_ms, batches)
             for run, place in zip(good, places, strict=True)
         }
         return [made.get(run.spans) for run in runs]
@@ -257,6 +261,7 @@ class Compactor:
         run: CompactionRun,
         place: blob.BlobSlice,
         key: str,
+        blob_bytes: int,
         made_at_ms: int,
         batches: Mapping[tuple[str, int], RecordBatch],
     ) -> Compaction:
@@ -275,6 +280,7 @@ class Compactor:
             max_timestamp_ms=max_timestamp_ms(run.spans),
             byte_offset=place.byte_offset or None,
             byte_length=place.byte_length,
+            blob_bytes=blob_bytes,
             level=run.level,
             tail_level=last.entry.tier,
         )

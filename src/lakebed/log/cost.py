@@ -36,9 +36,14 @@ def storage_dollars_month(usage: StorageUsage) -> float:
     return usage.stored_bytes / 1024**3 * DOLLARS_PER_GIB_MONTH
 
 
-def batching_dollars_month(delay_ms: float) -> float:
-    """The most that a broker spends in a month on blobs that leave by time, one each `delay_ms`."""
-    return SECONDS_PER_MONTH * 1000 / max(delay_ms, 1.0) * DOLLARS_PER_PUT_OR_LIST
+def batching_dollars_month(delay_ms: float, backend: str) -> float:
+    """What a broker spends in a month on flights that leave by time, one each `delay_ms`, on this metadata store.
+
+    A flight writes its blob and, with the metadata in the bucket, the object that has the control records of its
+    partitions: at least one. A flight of many partitions writes more of these.
+    """
+    writes = 2 if backend == "bucket" else 1
+    return SECONDS_PER_MONTH * 1000 / max(delay_ms, 1.0) * writes * DOLLARS_PER_PUT_OR_LIST
 
 
 class MeteredStore:

@@ -191,6 +191,7 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     last_append_at_ms: int = 0  # compacted: when the last of its records was appended
     level: int = 0  # compacted: how often its records were compacted; 0 in entries of older versions
     max_timestamp_ms: int = 0  # of records with timestamps of their own; 0: all have the time of their append
+    blob_bytes: int = 0  # compacted: the size of the whole blob; 0 in entries of older versions
 
     @property
     def appended_at_ms(self) -> int:
@@ -243,6 +244,7 @@ class Compaction(msgspec.Struct, frozen=True):
     level: int = 1
     tail_level: int = 0
     max_timestamp_ms: int = 0
+    blob_bytes: int = 0
 
     def entry(self) -> IndexEntry:
         return IndexEntry(
@@ -256,6 +258,7 @@ class Compaction(msgspec.Struct, frozen=True):
             last_append_at_ms=self.last_append_at_ms,
             level=self.level,
             max_timestamp_ms=self.max_timestamp_ms,
+            blob_bytes=self.blob_bytes,
         )
 
 

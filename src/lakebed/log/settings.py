@@ -32,7 +32,8 @@ class LogSettings(Section, frozen=True):
         float | None,
         describe(
             "Limits how long a record waits for more of them while other blobs are under way; unset means 5 on a store "
-            "of your own and 250 where requests are billed (at most 4 writes a second, 53 dollars a month per broker).",
+            "of your own and 250 where requests are billed (at most 4 flights a second, 53 dollars a month per broker, "
+            "105 with meta.backend = bucket).",
             when="you want fewer writes to the bucket (higher), or less latency (lower)",
         ),
     ] = None
@@ -84,7 +85,7 @@ class LogSettings(Section, frozen=True):
         int, describe("Compacts the compacted entries of a partition again once it has this many small ones.")
     ] = 8
     compact_blob_bytes: Annotated[
-        int, describe("Limits the bytes of one compacted blob, which several partitions share.")
+        int, describe("Limits the bytes of one compacted blob, of one partition or of several that share it.")
     ] = 64 * 1024 * 1024
     claim_s: Annotated[float, describe("Releases the claims of a compactor that reported nothing for this long.")] = (
         15.0

@@ -24,7 +24,8 @@ from lakebed.log.producers import MEMORY_MS, Duplicate, Fresh, RecordChunk, Refu
 from lakebed.log.records import Records, Versioned
 from lakebed.store.runtime import StoreRuntime
 
-SETTLE_S = 0.05  # a partition without an append for this long gets its pending append cleared
+SETTLE_S = 0.05  # at least: a partition without an append for this long gets its pending append cleared
+SETTLE_DELAYS = 4  # or for so many batching delays, so that the next flight of a busy partition does it
 SEQUENCERS_MAX = 4096  # partitions whose control record is kept between appends: each may hold some hundred kilobytes
 REWRITES_MAX = 3  # times one append writes its records again, because of duplicates in it or a blob grown old
 
@@ -55,7 +56,10 @@ Outcome = Appended | LakebedError
 
 
 class LogWriter:
-    """Appends to any partition. One per process, so that its sequencers see every append of the process."""
+    """Appends to any partition. One per process, so that its sequencers see every append of the process.
+
+    `delay_s` is how far flights of a busy partition are apart.
+    """
 
     def __init__(
         self,
@@ -65,12 +69,14 @@ class LogWriter:
         *,
         horizon_s: float,
         producer_memory_s: float = MEMORY_MS / 1000,
+        delay_s: float = 0.0,
     ) -> None:
         self._store, self._records, self._uris = runtime.store, records, uris
         self._horizon_ms = round(horizon_s * 1000)  # of the vacuum
         self._clock, self._ids, metrics = runtime.clock, runtime.ids, runtime.metrics
         self._sequencers: dict[TopicPartition, Sequencer] = {}
         self._committer = Committer(runtime, records, producer_memory_s=producer_memory_s)
+        self._settle_s = max(SETTLE_S, SETTLE_DELAYS * delay_s)
         self._unsettled: dict[Sequencer, int] = {}  # to clear when idle → appends at the last look
         self._settler: asyncio.Task[None] | None = None
         self._blobs = metrics.counter("lakebed_log_blobs_total")
@@ -253,7 +259,7 @@ class LogWriter:
     async def _settle_quiet(self) -> None:
         """Clears partitions without an append since the last look, together, until none is left."""
         while self._unsettled:
-            await self._clock.sleep(SETTLE_S)
+            await self._clock.sleep(self._settle_s)
             quiet = [sequencer for sequencer, seen in self._unsettled.items() if sequencer.appends == seen]
             self._unsettled = {sequencer: sequencer.appends for sequencer in self._unsettled}
             await self._settle(quiet)

@@ -21,6 +21,7 @@ from lakebed.log.model import BackPressureRejected, TopicPartition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Appended
+from lakebed.meta.settings import MetaSettings
 from lakebed.store.settings import StoreSettings
 from support.log_host import TP, Host
 
@@ -262,14 +263,18 @@ async def test_where_requests_are_billed_blobs_leave_no_more_often_than_the_dela
 
 
 def test_the_delay_suits_the_store_and_names_its_price(host: Host) -> None:
-    """5 ms on a server of one's own, for nothing; 250 ms where requests are billed; a delay that is set wins."""
+    """5 ms on a server of one's own, for nothing; 250 ms where requests are billed; a delay that is set wins. The price
+    is that of all writes of a flight: with the metadata in the bucket, its control records too."""
     own, billed = StoreSettings(endpoint="http://127.0.0.1:8333"), StoreSettings()
     aws = StoreSettings(endpoint="https://s3.eu-west-1.amazonaws.com")
-    context = host.context(batch_max_delay_ms=None)
-    Broker(context, host.meta())
+    in_sqlite, other = host.context(batch_max_delay_ms=None), host.context(batch_max_delay_ms=None)
+    in_bucket = msgspec.structs.replace(other, settings=other.settings.having(MetaSettings(backend="bucket")))
+    for context in (in_sqlite, in_bucket):
+        Broker(context, host.meta())
 
     assert [False, True, True, False] == [s.billed for s in (own, billed, aws, StoreSettings(url="memory:"))]
     assert [5.0, 250.0] == [LogSettings().delay_ms(billed=each) for each in (False, True)]
     assert 7.0 == LogSettings(batch_max_delay_ms=7.0).delay_ms(billed=True)
-    assert 53 == round(context.metrics.value("lakebed_log_batching_cost_dollars_month"))
-    assert 53 == round(batching_dollars_month(250.0)) and 2628 == round(batching_dollars_month(5.0))
+    prices = [c.metrics.value("lakebed_log_batching_cost_dollars_month") for c in (in_sqlite, in_bucket)]
+    assert [53, 105] == [round(price) for price in prices]
+    assert [2628, 2628, 5256] == [round(batching_dollars_month(5.0, each)) for each in ("sqlite", "oxia", "bucket")]

@@ -70,6 +70,27 @@ async def test_a_flight_of_p_partitions_is_at_most_two_writes_and_one_per_fifty(
     assert [FLIGHTS + 3] * partitions == ends
 
 
+@pytest.mark.parametrize("partitions", [1, 50, 128])
+async def test_flights_of_the_default_delay_where_requests_are_billed_keep_the_bound(
+    host: Host, writes: Writes, partitions: int
+) -> None:
+    """250 ms apart: each flight brings the index entries of the one before, so no other write clears them. They are
+    cleared when the partitions have become idle."""
+    broker = Broker(host.context(batch_max_delay_ms=250.0), BucketMeta(host.context(), "llog-meta", layout="bins"))
+    await flights(broker, partitions, 3)
+    await host.clock.advance(10)
+    writes.by_folder.clear()
+
+    for _ in range(FLIGHTS):
+        await flights(broker, partitions, 1)
+        await host.clock.advance(0.25)
+
+    assert FLIGHTS == writes.by_folder["llog/wal-shared"]
+    assert sum(writes.by_folder.values()) <= FLIGHTS * (2 + partitions / 50), writes.by_folder
+    await host.clock.advance(2)
+    assert all([(await broker.reader.control(TopicPartition("t", n))).pending is None for n in range(partitions)])
+
+
 async def test_an_old_bucket_keeps_a_head_for_each_group(host: Host, writes: Writes) -> None:
     """Nothing is moved: what was written with one head each is found and changed there."""
     old = Broker(host.context(), BucketMeta(host.context(), "llog-meta"))

@@ -394,6 +394,29 @@ async def test_every_stage_of_a_compaction_is_measured(host: Host) -> None:
     assert 0 < context.metrics.value("lakebed_log_compacted_bytes_total")
 
 
+async def test_runs_are_pending_until_their_blob_is_committed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the bucket takes the blob of two partitions, both are; afterwards none is."""
+    broker, context = await fill(host, 2), host.context()
+    for _ in range(2):
+        await host.append(broker, b"x", tp=TopicPartition("orders", 3))
+    services, create = LogServices(context, host.meta()), host.store.create
+    waits, go = asyncio.Event(), asyncio.Event()
+
+    async def held(key: str, data: bytes) -> Any:
+        waits.set()
+        await go.wait()
+        return await create(key, data)
+
+    monkeypatch.setattr(host.store, "create", held)
+    compacting = asyncio.create_task(services.scheduler.pass_once())
+    await waits.wait()
+
+    assert 2 == context.metrics.value("lakebed_log_compaction_pending")
+    go.set()
+    assert ["compacted"] * 2 == [*(await compacting).values()]
+    assert 0 == context.metrics.value("lakebed_log_compaction_pending")
+
+
 async def test_the_vacuum_worker_waits_first_and_then_works_every_time(host: Host) -> None:
     """A process that restarts often does not scan the bucket at each start."""
     await host.store.create(f"{paths.SHARED}orphan", b"x")

@@ -170,7 +170,7 @@ def count_requests(host: Host) -> list[str]:
 async def test_waiting_consumers_and_registered_brokers_ask_the_bucket_nothing(
     host: Host, pair: tuple[Gateway, Gateway]
 ) -> None:
-    """A minute of long polls at two brokers, with leases renewed: no request to the bucket."""
+    """Half a minute of long polls at two brokers, with leases renewed: no request to the bucket."""
     one = pair[0]
     await host.append(one.broker, b"a")
     for each in pair:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from lakebed.log.loadtest import plan
 from lakebed.log.loadtest.plan import LoadTestScenario, PartitionRoute
 from lakebed.log.loadtest.summary import LoadTestSummary, page, quantiles, totals, warnings_of
@@ -53,6 +55,8 @@ def test_what_does_not_add_up_is_a_warning() -> None:
     assert warnings_of(steady, 100, 1, 110, both, 0.1) == []
     assert "doubtful" in warnings_of(steady, 100, 1, 120, both, 0.1)[0]
     assert "sampled" in warnings_of(steady, 100, 0, 100, {"b0": {}}, 0.1)[0]
+    mixed = msgspec.structs.replace(steady, compactors=1)
+    assert "only 2 of 3" in warnings_of(mixed, 100, 0, 100, both, 0.1)[0]
     assert "bottleneck" in warnings_of(steady, 100, 0, 100, both, 0.95)[0]
 
 
@@ -64,6 +68,8 @@ def test_brokers_totals_are_summed_and_what_is_stored_is_not() -> None:
             {"labels": {"direction": "out"}, "value": 7.0},
         ],
         "lakebed_log_blobs_total": 2.0,
+        "lakebed_log_compacted_blobs_total": 3.0,
+        "lakebed_log_compacted_bytes_total": 4.0,
         "lakebed_log_s3_requests_total": [
             {"labels": {"op": "put"}, "value": 2.0},
             {"labels": {"op": "get"}, "value": 1.0},
@@ -75,6 +81,7 @@ def test_brokers_totals_are_summed_and_what_is_stored_is_not() -> None:
     both = totals({"b0": one, "b1": {**one, "lakebed_log_s3_stored_bytes": 90.0}})
 
     assert (60, 4, 6) == (both.records, both.blobs, both.s3_requests)
+    assert (6, 8) == (both.compacted_blobs, both.compacted_bytes)
     assert (1.0, 100) == (both.s3_request_dollars, both.s3_stored_bytes)
 
 

@@ -187,11 +187,12 @@ class LoadTestKafkaClients:
 
 
 class LoadTestSamples(msgspec.Struct):
-    """The latest metrics of each broker, and rows for the plots."""
+    """The latest metrics of each broker and compactor, rows for the plots, and what was stored at the end."""
 
     latest: dict[str, dict[str, Any]] = {}
     brokers: list[dict[str, Any]] = []
     client: list[dict[str, Any]] = []
+    stored_bytes: int = 0
 
 
 async def collect(

@@ -81,6 +81,8 @@ class LoadTestScenario(msgspec.Struct, frozen=True):
     kill_at_s: float = 0.0  # one broker is killed with -9 at this time; 0: none is
     consumers: int = 0  # lanes that read all that is written, each some of the partitions
     compactors: int = 0  # worker processes of the log
+    compact_every_s: float = 5.0
+    compact_min_bytes: int = 4 * 1024 * 1024
     kafka_clients: int = 0  # librdkafka producers, to a topic of their own
     seed: int = 7
 
@@ -101,6 +103,8 @@ SCENARIOS = {
             sample_s=0.1,
             consumers=2,
             compactors=1,
+            compact_every_s=0.3,
+            compact_min_bytes=64 * 1024,
             kafka_clients=1,
         ),
     )

@@ -25,6 +25,7 @@ import msgspec
 from lakebed import __version__
 from lakebed.bench.commands import note_of
 from lakebed.bench.harness import BenchEnvironment
+from lakebed.core.context import Context
 from lakebed.core.ids import Ids
 from lakebed.core.settings import load
 from lakebed.embedded.ports import HOST, HeldPorts
@@ -50,7 +51,9 @@ from lakebed.log.loadtest.summary import (
     warnings_of,
 )
 from lakebed.log.model import TopicPartition
+from lakebed.log.services import LogServices
 from lakebed.meta.connect import connect
+from lakebed.meta.protocol import Meta
 from lakebed.meta.settings import MetaSettings
 from lakebed.store.settings import StoreSettings
 
@@ -72,6 +75,7 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
     async with AsyncExitStack() as stack:
         pids: dict[str, int] = {}
         urls: dict[str, str] = {}
+        workers: dict[str, str] = {}
         ports = stack.enter_context(HeldPorts(Ids()))
         kafka = {broker: ports.take() for broker in names}
         for broker in names:
@@ -80,16 +84,23 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
             started = process(environment, serve, meta, started=_pid_of(pids, broker), log=log)
             urls[broker] = await stack.enter_async_context(started)
         for number in range(chosen.compactors):
-            log = folder / "logs" / f"compactor-{number}.log"
-            await stack.enter_async_context(process(environment, WORK, meta, log=log))
+            worker = f"compactor-{number}"
+            log = folder / "logs" / f"{worker}.log"
+            compact = {
+                "log.compact_every_s": str(chosen.compact_every_s),
+                "log.compact_min_bytes": str(chosen.compact_min_bytes),
+            }
+            working = process(environment, WORK, {**meta, **compact}, started=_pid_of(pids, worker), log=log)
+            workers[worker] = await stack.enter_async_context(working)
         where = {"store": environment.settings.of(StoreSettings).url, "meta": meta.get("meta.backend", "sqlite")}
-        _write(folder / "stack.json", {"brokers": urls, "pids": pids, **where})
+        _write(folder / "stack.json", {"brokers": urls, "compactors": workers, "pids": pids, **where})
         await _precreate(environment, meta, manifest)
         client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
         servers = ",".join(f"{HOST}:{port}" for port in kafka.values())
         kafka_clients, consumers = LoadTestKafkaClients(chosen, servers), LoadTestConsumers(chosen, manifest, urls)
         consuming = asyncio.create_task(consumers.run(load_over := asyncio.Event()))
-        collecting = asyncio.create_task(collect(folder, urls, pids, client, sample_s=chosen.sample_s, ended=ended))
+        sampled = {**urls, **workers}
+        collecting = asyncio.create_task(collect(folder, sampled, pids, client, sample_s=chosen.sample_s, ended=ended))
         killing = asyncio.create_task(_kill(chosen, pids, client))
         cpu, began = time.process_time(), time.perf_counter()
         await asyncio.gather(client.hammer(), kafka_clients.hammer())
@@ -99,6 +110,7 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
         ended.set()
         killing.cancel()
         samples = await collecting
+        samples.stored_bytes = await _stored_bytes(environment, meta)
     rivals = OtherLoad(kafka_clients.acknowledged, consumers.consumed, consumers.gaps)
     return _summarize(environment, folder, chosen, manifest, client, rivals, samples, seconds, cpu / seconds)
 
@@ -122,13 +134,27 @@ def _meta(environment: BenchEnvironment, folder: Path) -> dict[str, str]:
 
 async def _precreate(environment: BenchEnvironment, meta: dict[str, str], manifest: RoutingManifest) -> None:
     """Every partition exists before the clock starts."""
-    settings = load([MetaSettings], stack={key: value for key, value in meta.items() if key.startswith("meta.")})
     context = environment.context("precreate")
-    broker = Broker(context, connect(settings.of(MetaSettings), context))
+    broker = Broker(context, _connected(context, meta))
     await asyncio.gather(
         *(broker.writer.ensure(TopicPartition(route.topic, route.partition)) for route in manifest.routes)
     )
     await broker.stop()
+
+
+async def _stored_bytes(environment: BenchEnvironment, meta: dict[str, str]) -> int:
+    """What is in the bucket at the end. A worker's own scan comes a minute after its start."""
+    context = environment.context("measure")
+    services = LogServices(context, _connected(context, meta))
+    try:
+        return (await services.store.measure()).stored_bytes
+    finally:
+        await services.close()
+
+
+def _connected(context: Context, meta: dict[str, str]) -> Meta:
+    settings = load([MetaSettings], stack={key: value for key, value in meta.items() if key.startswith("meta.")})
+    return connect(settings.of(MetaSettings), context)
 
 
 async def _kill(chosen: LoadTestScenario, pids: dict[str, int], client: LoadTestClient) -> None:
@@ -164,7 +190,7 @@ def _summarize(
         generator_cpu=round(cpu, 3),
     )
     _write(folder / "client-summary.json", own)
-    took = totals(samples.latest)
+    took = totals({**samples.latest, "run": {"lakebed_log_s3_stored_bytes": samples.stored_bytes}})
     artifacts = {name: (folder / name).is_file() for name in ARTIFACTS}
     summary = LoadTestSummary(
         scenario=chosen.name,

@@ -40,11 +40,14 @@ class ClientSummary(msgspec.Struct, frozen=True):
 
 
 class BrokerTotals(msgspec.Struct, frozen=True):
-    """Totals of the brokers' last samples. Requests are summed; stored bytes are not: all see the same bucket."""
+    """Totals of the last samples of brokers and compactors. Requests are summed; stored bytes are not: all see the same
+    bucket."""
 
     records: int
     record_bytes: int
     blobs: int
+    compacted_blobs: int
+    compacted_bytes: int
     meta_requests: int
     s3_requests: int
     s3_request_dollars: float
@@ -90,6 +93,8 @@ def totals(samples: Mapping[str, Mapping[str, Any]]) -> BrokerTotals:
         records=int(sum(total(one, "lakebed_log_records_total", direction="in") for one in each)),
         record_bytes=int(sum(total(one, "lakebed_log_record_bytes_total", direction="in") for one in each)),
         blobs=int(sum(total(one, "lakebed_log_blobs_total") for one in each)),
+        compacted_blobs=int(sum(total(one, "lakebed_log_compacted_blobs_total") for one in each)),
+        compacted_bytes=int(sum(total(one, "lakebed_log_compacted_bytes_total") for one in each)),
         meta_requests=int(sum(total(one, "lakebed_meta_requests_total") for one in each)),
         s3_requests=int(sum(total(one, "lakebed_log_s3_requests_total") for one in each)),
         s3_request_dollars=sum(total(one, "lakebed_log_s3_request_cost_dollars") for one in each),
@@ -131,8 +136,8 @@ def warnings_of(
         found.append(
             f"brokers accepted {accepted} records; clients saw {acknowledged} acknowledged and {doubtful} doubtful"
         )
-    if len(samples) < scenario.brokers:
-        found.append(f"only {len(samples)} of {scenario.brokers} brokers were sampled")
+    if len(samples) < scenario.brokers + scenario.compactors:
+        found.append(f"only {len(samples)} of {scenario.brokers + scenario.compactors} processes were sampled")
     if scenario.kill_at_s:
         found.append("a broker was killed: records that it accepted after its last sample are not counted")
     if cpu > BUSY:
@@ -181,7 +186,7 @@ def page(
     report.section("Warnings")
     for warning in summary.warnings or ["None: clients and brokers agree."]:
         report.text(warning)
-    _over_time(report, client, brokers, events)
+    _over_time(report, manifest, client, brokers, events)
     report.section("Latency").histogram(
         "Every produce", latencies_ms, unit="ms", about="A long tail to the right is what p99 measures."
     )
@@ -197,7 +202,7 @@ def page(
     return str(report)
 
 
-def _over_time(report: HtmlReport, client: Rows, brokers: Rows, events: Rows) -> None:
+def _over_time(report: HtmlReport, manifest: RoutingManifest, client: Rows, brokers: Rows, events: Rows) -> None:
     marks = [(event["at_s"], f"{event['killed']} killed") for event in events if "killed" in event]
     names = sorted({row["broker"] for row in brokers})
     report.section("Over time")
@@ -205,7 +210,7 @@ def _over_time(report: HtmlReport, client: Rows, brokers: Rows, events: Rows) ->
         "Records acknowledged", [_rate("client", client, "acknowledged")], unit="records/s", marks=marks,
         about="A level line is steady; after a dashed line, a killed broker, it drops and recovers.",
     )  # fmt: skip
-    taken = [_rate(name, _of(brokers, name), "records") for name in names]
+    taken = [_rate(name, _of(brokers, name), "records") for name in manifest.brokers]
     report.lines(
         "Records accepted, by broker", taken, unit="records/s", marks=marks,
         about="Lines near each other share the load; the line of a killed broker ends.",
