@@ -17,6 +17,7 @@ import msgspec
 from lakebed.log.model import Compaction, Control, IndexEntry, IndexSpan, TopicPartition
 
 RUNS_MAX = 16  # first compactions of one partition in one pass
+QUIET_MS = 24 * 3600 * 1000  # a partition without compactions for this long has what is small merged, however few
 
 
 class CompactionRun(msgspec.Struct, frozen=True):
@@ -110,6 +111,26 @@ def select_again(
         return select_moves(spans, size_of, bytes_max=bytes_max, blob_bytes=blob_bytes, quiet=quiet)
     sizes = accumulate(sum(map(size_of, run)) for run in runs)
     return [run for run, size in zip(runs, sizes, strict=True) if size <= blob_bytes]
+
+
+def is_quiet(spans: Sequence[IndexSpan], now_ms: int) -> bool:
+    """Whether the last of these compacted entries is old."""
+    return bool(spans) and spans[-1].entry.created_at_ms < now_ms - QUIET_MS
+
+
+def final_until(
+    spans: Sequence[IndexSpan], size_of: Callable[[IndexSpan], int], *, bytes_max: int, blob_bytes: int
+) -> int:
+    """The offset up to which nothing is compacted again while the partition is busy; 0 for none.
+
+    It is the end of the last entry that is full and in a large blob: the runs before it get no further neighbours.
+    """
+    final = (
+        span.end_offset
+        for span in reversed(spans)
+        if size_of(span) * 2 >= bytes_max and span.entry.blob_bytes * 2 >= blob_bytes
+    )
+    return next(final, 0)
 
 
 def select_merges(

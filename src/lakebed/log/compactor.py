@@ -38,7 +38,6 @@ CompactionOutcome = Literal["compacted", "recovered", "abandoned", "idle"]
 
 COMMITS_MAX = 16  # partitions of one blob that commit at the same time
 GONE_MAX = 8  # sources of one blob that may vanish while it is written, before all of it is given up
-QUIET_MS = 24 * 3600 * 1000  # a partition without compactions for this long has what is small merged, however few
 
 
 class Compactor:
@@ -48,6 +47,7 @@ class Compactor:
         self._store, self._records, self._reader, self._uris = runtime.store, records, reader, uris
         self._settings, self._clock, self._ids = settings, runtime.clock, runtime.ids
         self._merge_at_ms: dict[TopicPartition, int] = {}  # when a partition is looked through for merges again
+        self._final_until: dict[TopicPartition, int] = {}  # what is not read for it until the partition is quiet
         self._committing: dict[TopicPartition, asyncio.Lock] = {}
         metrics = runtime.metrics
         self._outcomes = metrics.counter("lakebed_log_compactions_total")
@@ -187,29 +187,42 @@ class Compactor:
         return runs
 
     async def _merges(self, tp: TopicPartition, start: int, end: int) -> list[CompactionRun]:
-        """Looks through the compacted entries after each compaction, and once a day."""
+        """Looks through the compacted entries after each compaction, and once a day. Of a busy partition only those are
+        read that may change, because all of them would be more with each compaction."""
         at_ms = now_ms(self._clock)
         if at_ms < self._merge_at_ms.get(tp, 0):
             return []
-        spans: list[IndexSpan] = []
-        async for span in self._records.all_spans(tp, start):
-            if span.start_offset >= end:
-                break
-            if span.entry.type == "COMPACTED" and span.start_offset >= start:
-                spans.append(span)
+        begin = max(start, self._final_until.get(tp, 0) + 1)
+        spans = await self._compacted(tp, begin, end)
+        if begin > start and (not spans or compaction.is_quiet(spans, at_ms)):
+            spans = await self._compacted(tp, start, end)
         sizes = {span.end_offset: await self._reader.size(span) for span in spans}
-        quiet = bool(spans) and spans[-1].entry.created_at_ms < at_ms - QUIET_MS
+        bytes_max, blob_bytes = self._settings.compact_max_bytes, self._settings.compact_blob_bytes
         found = compaction.select_again(
             spans,
             lambda span: sizes[span.end_offset],
             fan_in=self._settings.compact_fan_in,
-            bytes_max=self._settings.compact_max_bytes,
-            blob_bytes=self._settings.compact_blob_bytes,
-            quiet=quiet,
+            bytes_max=bytes_max,
+            blob_bytes=blob_bytes,
+            quiet=compaction.is_quiet(spans, at_ms),
         )
         if not found:
-            self._merge_at_ms[tp] = at_ms + QUIET_MS
+            self._merge_at_ms[tp] = at_ms + compaction.QUIET_MS
+            final = compaction.final_until(
+                spans, lambda span: sizes[span.end_offset], bytes_max=bytes_max, blob_bytes=blob_bytes
+            )
+            self._final_until[tp] = final or begin - 1
         return [CompactionRun(tp, tuple(run), sum(sizes[span.end_offset] for span in run)) for run in found]
+
+    async def _compacted(self, tp: TopicPartition, start: int, end: int) -> list[IndexSpan]:
+        """The compacted entries between these offsets."""
+        found: list[IndexSpan] = []
+        async for span in self._records.all_spans(tp, start):
+            if span.start_offset >= end:
+                break
+            if span.entry.type == "COMPACTED" and span.start_offset >= start:
+                found.append(span)
+        return found
 
     async def _write(self, runs: Sequence[CompactionRun]) -> list[Compaction | None]:
         """Writes the compacted blob. None for a run whose source vanished: another process compacted or trimmed it."""

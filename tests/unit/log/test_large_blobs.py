@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from lakebed.log import compaction
-from lakebed.log.compaction import CompactionRun
-from lakebed.log.model import IndexEntry, IndexSpan
+from lakebed.log.compaction import QUIET_MS, CompactionRun
+from lakebed.log.model import IndexEntry, IndexSpan, TopicPartition
 from lakebed.log.services import LogServices
 from lakebed.log.settings import LogSettings
 from support.log_host import TP, Host
@@ -168,3 +168,36 @@ async def test_the_blobs_of_one_busy_partition_become_large_and_nothing_changes_
     assert len(found) <= 20 and 9 <= sum(1 for size in found if size > 50 * kb)
     assert context.metrics.value("lakebed_log_compacted_bytes_total") < 2.2 * sum(found)
     assert all((one.entry.byte_length or 0) <= 8 * kb for one in await services.records.spans(TP, 1, limit=512))
+
+
+async def test_a_look_for_what_to_compact_again_does_not_grow_with_the_partition(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is full and in large blobs is not read again: a partition of years would be read whole after each
+    compaction. Of a quiet one all of it is read."""
+    monkeypatch.setattr("lakebed.log.records.PAGE", 8)
+    kb = 1024
+    context = host.context(
+        compact_min_entries=100, compact_min_bytes=4 * kb, compact_max_bytes=8 * kb, compact_blob_bytes=64 * kb
+    )
+    broker, services = host.broker(), LogServices(context, host.meta())
+    looks: list[tuple[int, int]] = []
+    compacted = services.compactor._compacted
+
+    async def seen(tp: TopicPartition, start: int, end: int) -> list[IndexSpan]:
+        found = await compacted(tp, start, end)
+        looks.append((start, len(found)))
+        return found
+
+    monkeypatch.setattr(services.compactor, "_compacted", seen)
+    for number in range(900):
+        await host.append(broker, b"x" * 1000)
+        if number % 5 == 4:
+            await services.scheduler.pass_once()
+    busy = list(looks)
+    looks.clear()
+    await host.clock.advance(2 * QUIET_MS / 1000)
+    await services.scheduler.pass_once()
+
+    assert 150 < busy[-1][0] and max(read for _, read in busy) < 40
+    assert 1 in [start for start, _ in looks] and max(read for _, read in looks) > 100
