@@ -21,6 +21,7 @@ from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import Fetched
 from lakebed.log.services import LogServices
 from lakebed.log.settings import LogSettings
+from lakebed.log.topic_quota import TopicQuota
 from lakebed.log.writer import LogWriter, Outcome
 from lakebed.meta.protocol import Meta
 from lakebed.store.settings import StoreSettings
@@ -41,6 +42,7 @@ class Broker(LogServices):
             horizon_s=settings.vacuum_horizon_s,
             producer_memory_s=settings.producer_memory_s,
         )
+        self.topic_quota = TopicQuota(self.admin)  # one for all protocols
         self.cache = TailCache(settings.cache_bytes, metrics=metrics)
         self.shared: SharedTail | None = None
         if settings.tail_cache_dir is not None:
