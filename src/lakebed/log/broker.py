@@ -22,6 +22,7 @@ from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import Fetched
 from lakebed.log.services import LogServices
 from lakebed.log.settings import LogSettings
+from lakebed.log.topic_quota import TopicQuota
 from lakebed.log.writer import LogWriter, Outcome
 from lakebed.meta.protocol import Meta
 from lakebed.meta.settings import MetaSettings
@@ -46,6 +47,7 @@ class Broker(LogServices):
             producer_memory_s=settings.producer_memory_s,
             delay_s=delay_ms / 1000,
         )
+        self.topic_quota = TopicQuota(self.admin)  # one for all protocols
         self.cache = TailCache(settings.cache_bytes, metrics=metrics)
         self.shared: SharedTail | None = None
         if settings.tail_cache_dir is not None:

@@ -176,6 +176,10 @@ class Committer:
                 sequencer.appends += 1
                 await self._replaced_snapshot(sequencer.tp, known.value, after)
                 return after.pending
+            known = await self._read(sequencer)  # the last swap was made where only its answer was lost
+            landed = await self._landed(sequencer.tp, known.value, written, doubts)
+            if landed is not None:
+                return landed
         except (LogFenced, BlobTooOld):
             sequencer.forget()
             raise  # read from a control record in which this append can no longer land

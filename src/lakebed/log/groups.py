@@ -156,12 +156,11 @@ class Groups:
 
     async def stored(self, topic: str, groups: Container[str]) -> list[StoredOffset]:
         """The entries of these groups in the topic."""
-        found: list[StoredOffset] = []
-        async for entry in self._entries(topic, ""):
-            name, partition = entry.key.split("/")[-2:]
-            if name in groups:
-                found.append(StoredOffset(name, TopicPartition(topic, int(partition)), decoded(entry, GroupOffset)))
-        return found
+        return await self._stored(topic, lambda group, _: group in groups)
+
+    async def of_partition(self, tp: TopicPartition) -> list[StoredOffset]:
+        """The entries of all groups in the partition, whether it exists or not."""
+        return await self._stored(tp.topic, lambda _, partition: partition == tp.partition)
 
     async def delete(self, stored: StoredOffset) -> bool:
         """Deletes the entry as it was read; False where it was changed since."""
@@ -177,6 +176,14 @@ class Groups:
         async for entry in self._entries(topic, group):
             tp = TopicPartition(topic, int(entry.key.rsplit("/", 1)[-1]))
             await self._records.meta.delete(entry.key, partition_key=tp.partition_key)
+
+    async def _stored(self, topic: str, wanted: Callable[[str, int], bool]) -> list[StoredOffset]:
+        found: list[StoredOffset] = []
+        async for entry in self._entries(topic, ""):
+            group, partition = entry.key.split("/")[-2:]
+            if wanted(group, int(partition)):
+                found.append(StoredOffset(group, TopicPartition(topic, int(partition)), decoded(entry, GroupOffset)))
+        return found
 
     async def _entries(self, topic: str, group: str) -> AsyncIterator[MetaEntry]:
         """All of them, page by page."""

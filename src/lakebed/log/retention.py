@@ -12,6 +12,7 @@ import msgspec
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, NotFound, Stale
 from lakebed.log import control, paths
+from lakebed.log.groups import Groups
 from lakebed.log.model import Control, IndexSpan, TopicConfig, TopicPartition
 from lakebed.log.paths import Uris
 from lakebed.log.reader import LogReader
@@ -23,10 +24,16 @@ from lakebed.store.runtime import StoreRuntime
 
 class Retention:
     def __init__(
-        self, runtime: StoreRuntime, records: Records, reader: LogReader, uris: Uris, settings: LogSettings
+        self,
+        runtime: StoreRuntime,
+        records: Records,
+        reader: LogReader,
+        uris: Uris,
+        groups: Groups,
+        settings: LogSettings,
     ) -> None:
         self._store, self._records, self._reader, self._uris = runtime.store, records, reader, uris
-        self._settings, self._clock = settings, runtime.clock
+        self._groups, self._settings, self._clock = groups, settings, runtime.clock
         self._swept = runtime.metrics.counter("lakebed_log_swept_total").labels(reason="trimmed")
 
     async def apply_once(self, tp: TopicPartition) -> int:
@@ -109,11 +116,14 @@ class Retention:
             return swept
         registered = await self._records.registry.version(tp)  # before the control record goes
         snapshots = await self._snapshots(tp)  # before the look: one of a log that was opened again is not among them
+        offsets = await self._groups.of_partition(tp)  # of commits that had seen the log before it was deleted
         now = await self._records.find(tp, paths.control(tp), Control)
         if now is None or now.version != tombstone.version:
             return swept  # it was opened again
         for key in snapshots:
             await self._records.meta.delete(key, partition_key=tp.partition_key)
+        for each in offsets:
+            await self._groups.delete(each)
         await self._records.meta.delete_range(
             f"{folder}compaction", f"{folder}compactor-claim", partition_key=tp.partition_key
         )

@@ -43,7 +43,6 @@ from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_pa
 from lakebed.log.notices import OWNER_HEADER
 from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import Fetched
-from lakebed.log.topic_quota import TopicQuota
 from lakebed.log.writer import Outcome
 from lakebed.meta.protocol import Meta
 
@@ -103,7 +102,6 @@ class LogRoutes:
         self._access: PortAccess  # given by the gateway, before the start
         self._kafka: KafkaServer | None = None
         self._node, self._trail, self._clock = context.node, context.trail, context.clock
-        self._topic_quota = TopicQuota(self.broker.admin)
         roles = self.broker.settings.roles
         reads = [
             Route("/v1/consume", self._consume, methods=["POST"]),
@@ -162,7 +160,7 @@ class LogRoutes:
         """Responds 200, 409 or 503 with a result for each batch; 400 changes nothing."""
         chunks = self._decode_produce(call, await call.body())
         if call.principal.limits.topics_max:
-            await self._topic_quota.check(call.principal, {tp.topic for tp, _ in chunks})
+            await self.broker.topic_quota.check(call.principal, {tp.topic for tp, _ in chunks})
         return self._produce_response(chunks, await self.broker.produce(chunks))
 
     def _produce_promptly(self, call: DirectRequest, body: Buffer, respond: Respond) -> None:

@@ -65,7 +65,7 @@ class LogServices:
 
     @cached_property
     def retention(self) -> Retention:
-        return Retention(self.runtime, self.records, self.reader, self.uris, self.settings)
+        return Retention(self.runtime, self.records, self.reader, self.uris, self.groups, self.settings)
 
     @cached_property
     def scheduler(self) -> CompactionScheduler:

@@ -11,7 +11,7 @@ from lakebed.log.admin import TopicAdmin
 class TopicQuota:
     def __init__(self, admin: TopicAdmin) -> None:
         self._admin = admin
-        self._seen: set[str] = set()  # that exist: a key with a limit may append to them
+        self._seen: set[str] = set()  # that existed at the last listing: a key with a limit may append to them
 
     async def over(self, principal: Principal, wanted: set[str]) -> dict[str, Throttled]:
         """The topics that the key may not create, each with the reason."""
@@ -29,6 +29,6 @@ class TopicQuota:
             return
         existing = {tp.topic for tp in await self._admin.partitions()}
         own = {topic for topic in existing if principal.may(f"log:produce:{topic}")}
-        self._seen |= wanted & existing
+        self._seen = (self._seen | wanted) & existing  # one that was deleted is counted when it is made again
         if new := wanted - existing:
             check_most("topics", len(own | new), principal.limits.topics_max, principal.name)

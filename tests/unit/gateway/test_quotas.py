@@ -191,6 +191,24 @@ def test_a_key_that_was_idle_has_a_burst_and_no_more() -> None:
     assert 0.1 == pytest.approx(bucket.wait_s(3600.0, 1.0))
 
 
+@pytest.mark.parametrize("per_s", [0.1, 1 / 3600])
+async def test_a_rate_of_less_than_one_request_in_a_burst_admits_one_after_another(per_s: float) -> None:
+    """A key with six requests a minute, or one an hour, is not shut out: it waits for a whole one."""
+    clock = ManualClock()
+    usage = KeyQuotas(clock).of(Principal("small", ("*",), limits=KeyLimits(requests_per_s=per_s)))
+    assert usage is not None
+
+    usage.begin(upload=False)
+    with pytest.raises(Throttled) as over:
+        usage.begin(upload=False)
+    await clock.advance(1.001 / per_s)
+    usage.begin(upload=False)
+
+    assert 1 / per_s == pytest.approx(over.value.retry_after_s)
+    with pytest.raises(Throttled):
+        usage.begin(upload=False)
+
+
 def test_limits_that_changed_are_in_force_at_once() -> None:
     """The operator raises or lowers a limit in the bucket: no gateway has to start again."""
     quotas = KeyQuotas(ManualClock())

@@ -180,6 +180,23 @@ async def test_a_delete_that_failed_is_repeated_and_leaves_nothing_to_the_next_t
     assert [b"b"] == await host.read_all(host.broker()) == await host.read_all(host.broker(), SECOND)
 
 
+async def test_an_offset_that_is_committed_while_its_topic_is_deleted_goes_with_it(host: Host) -> None:
+    """After the other offsets went, and before the log itself: the next topic of that name is read from its begin."""
+    broker, member = host.broker(), host.broker()
+    await host.append(broker, b"a", b"b", b"c")
+    put = broker.meta.put
+
+    async def behind_a_commit(key: str, *arguments: Any, **options: Any) -> Any:
+        if key == paths.control(TP):
+            await member.groups.commit("g", TP, 3)
+        return await put(key, *arguments, **options)
+
+    broker.meta.put = behind_a_commit  # type: ignore[method-assign]
+    await broker.admin.delete("orders", reason="old")
+
+    assert [] == host.meta_keys("/groups/")
+
+
 async def test_partitions_are_looked_at_side_by_side(host: Host) -> None:
     """A list of 200 of them over a meta store that takes 25 ms for each get: each of Metadata's answers needs one."""
     broker = host.broker()

@@ -169,6 +169,30 @@ async def test_a_deleted_log_takes_no_commit_and_a_new_one_is_not_held_by_old_of
     assert (await again.groups.commit("g", TP, 2)).offset == 2
 
 
+async def test_an_offset_that_was_stored_after_its_topic_was_deleted_does_not_outlive_the_tombstone(host: Host) -> None:
+    """Its commit had seen the log before. A new topic has offsets from 1 again: its first records would be skipped."""
+    broker, late, kept = await filled(host), host.broker(), TopicPartition("orders", 1)
+    await host.append(broker, b"x", tp=kept)
+    put = late.meta.put
+
+    async def behind_the_delete(key: str, *arguments: Any, **options: Any) -> Any:
+        await broker.admin.delete("orders", reason="test")
+        await host.append(broker, b"y", tp=kept)
+        await broker.groups.commit("g", kept, 2)
+        return await put(key, *arguments, **options)
+
+    late.meta.put = behind_the_delete  # type: ignore[method-assign]
+    await late.groups.commit("g", TP, 9)
+    await host.clock.advance(200)
+    for tp in (TP, kept):
+        await host.services().retention.apply_once(tp)
+    await host.append(host.broker(), *[b"x"] * 10)
+
+    assert await broker.groups.committed("g", TP) is None
+    found = await broker.groups.committed("g", kept)
+    assert found is not None and found.offset == 2
+
+
 async def test_groups_beyond_one_page_are_shown_and_forgotten(host: Host) -> None:
     """No limit of one request to meta cuts the list, or leaves offsets behind when a topic is deleted."""
     broker = await filled(host)

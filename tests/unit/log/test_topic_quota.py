@@ -51,3 +51,17 @@ async def test_of_several_topics_only_the_new_ones_are_refused(host: Host) -> No
     assert {"acme.x", "acme.y"} == set(over)
     assert {} == await quota.over(key(4), {"acme.a", "acme.x", "acme.y"})
     assert {} == await quota.over(key(0), {"acme.a", "acme.x", "acme.y"})
+
+
+async def test_a_topic_that_was_deleted_is_counted_when_it_is_made_again(host: Host) -> None:
+    """A key may replace a topic by another; it does not keep a place for each name that it ever had."""
+    broker = host.broker()
+    await broker.writer.ensure(TopicPartition("acme.a", 0))
+    await broker.topic_quota.check(key(1), {"acme.a"})
+    await broker.admin.delete("acme.a", reason="replaced")
+    await broker.topic_quota.check(key(1), {"acme.b"})
+    await broker.writer.ensure(TopicPartition("acme.b", 0))
+
+    with pytest.raises(Throttled, match="may have 1 topics; this would be 2"):
+        await broker.topic_quota.check(key(1), {"acme.a"})
+    assert {"acme.a"} == set(await broker.topic_quota.over(key(1), {"acme.a", "acme.b"}))

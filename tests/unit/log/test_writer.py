@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import settle
-from lakebed.core.errors import LakebedError, OutcomeUnknown, Unavailable
+from lakebed.core.errors import LakebedError, OutcomeUnknown, Overloaded, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
@@ -20,6 +20,7 @@ from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
 from lakebed.log.model import BackPressureRejected, Control, LogFenced, OutOfOrderSequence, TopicPartition
 from lakebed.log.producers import RecordChunk, Stamp
+from lakebed.log.records import SWAPS_MAX
 from lakebed.log.writer import Appended, PartitionAppend
 from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import MetaEntry, Put
@@ -93,6 +94,33 @@ async def test_a_lost_answer_to_the_commit_is_not_appended_twice(host: Host) -> 
 
     assert lost and isinstance(outcome, Appended) and outcome.start_offset == 2
     assert await host.read_all(broker) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("made", [True, False])
+async def test_the_last_swap_before_an_append_is_given_up_is_looked_for_too(host: Host, made: bool) -> None:
+    """Its answer is lost like those before it: where it was made the records are acknowledged, otherwise refused."""
+    broker = host.broker()
+    await host.append(broker, b"a")
+    put, tries, last = broker.meta.put, list[str](), SWAPS_MAX + 1  # one together with other partitions, then alone
+
+    async def losing(key: str, *arguments: Any, **options: Any) -> Any:
+        if key == paths.control(TP):
+            tries.append(key)
+        if key != paths.control(TP) or len(tries) > last or (made and len(tries) == last):
+            done = await put(key, *arguments, **options)
+        if key != paths.control(TP) or len(tries) > last:
+            return done
+        raise OutcomeUnknown("lost")
+
+    broker.meta.put = losing  # type: ignore[method-assign]
+    working = asyncio.ensure_future(host.append(broker, b"b"))
+    while not working.done():
+        await host.clock.advance(1.0)
+    outcome = working.result()
+
+    assert last <= len(tries)
+    assert isinstance(outcome, Appended if made else Overloaded)
+    assert ([b"a", b"b"] if made else [b"a"]) == await host.read_all(host.broker())
 
 
 async def test_a_lost_answer_whose_append_was_trimmed_meanwhile_is_not_appended_again(host: Host) -> None:

@@ -37,7 +37,7 @@ class DataRequests:
 
     async def over_quota(self, request: Any, info: RequestInfo) -> Mapping[str, LakebedError]:
         """The topics of a Produce that its key may not create."""
-        return await self._services.topic_quota.over(info.principal, {topic.name for topic in request.topic_data})
+        return await self._broker.topic_quota.over(info.principal, {topic.name for topic in request.topic_data})
 
     def produce(self, request: Any, info: RequestInfo, over: Mapping[str, LakebedError]) -> asyncio.Future[Answer]:
         """Appends before it returns, so that the requests of a connection keep their order; answers later."""

@@ -14,7 +14,6 @@ from lakebed.log.broker import Broker
 from lakebed.log.groups import check_group
 from lakebed.log.kafka.coordinator import GroupCoordinator
 from lakebed.log.model import NAMES_MAX, TopicPartition, check_topic, topic_partition
-from lakebed.log.topic_quota import TopicQuota
 
 TOPICS_FRESH_S = 1.0  # how long the partitions of a topic are taken as known
 
@@ -80,7 +79,6 @@ class TopicCatalog:
 class KafkaServices:
     def __init__(self, context: Context, broker: Broker, access: PortAccess) -> None:
         self.context, self.broker, self.settings, self.access = context, broker, broker.settings, access
-        self.topic_quota = TopicQuota(broker.admin)
         self.catalog = TopicCatalog(context, broker)
         self.registry = broker.peers.registry
         self.coordinator = GroupCoordinator(context, broker.records)

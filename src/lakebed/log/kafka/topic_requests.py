@@ -56,7 +56,7 @@ class TopicRequests:
             count = await self._catalog.partitions(topic)
             if not count and auto and info.principal.may(f"log:produce:{topic}"):
                 self._services.demand(info, "produce", topic)
-                await self._services.topic_quota.check(info.principal, {topic})
+                await self._broker.topic_quota.check(info.principal, {topic})
                 await self._catalog.create(topic, 0, AUTO_PARTITIONS)
                 count = AUTO_PARTITIONS
         except Throttled:  # the code that clients report at once: they would repeat the request after any other
@@ -92,7 +92,7 @@ class TopicRequests:
         self._catalog.forget(topic)
         if await self._catalog.partitions(topic):
             return ErrorCode.topic_already_exists
-        await self._services.topic_quota.check(info.principal, {topic})
+        await self._broker.topic_quota.check(info.principal, {topic})
         if not validate_only:
             async with self._trail.record(info.principal.name, "log.create", {"topic": topic}, REASON):
                 await self._catalog.create(topic, 0, count)
