@@ -102,10 +102,7 @@ class Spool:
 
     async def _accept(self, submitted: Submission) -> UploadResponse:
         identity = submitted.batch.identity
-        while (arriving := self._arriving.get(identity)) is not None:
-            await asyncio.wait([arriving])
-        held = self._held.get(identity)
-        existing = held.accepted if held is not None else await self._landed_before(identity)
+        existing = await self._existing(identity)
         if isinstance(existing, SettledBoot):
             self._outcomes["duplicate"].inc()
             return acceptance.settled_response(identity, submitted.sha256, existing.through_ns)
@@ -122,6 +119,18 @@ class Spool:
                 hint="check that the bucket can be reached, or raise batches.spool_bytes_max",
             )
         return await self._append(submitted)
+
+    async def _existing(self, identity: BatchIdentity) -> AcceptedBatch | SettledBoot | None:
+        """What was accepted under this identity before; also by another upload while the bucket was asked."""
+        while True:
+            while (arriving := self._arriving.get(identity)) is not None:
+                await asyncio.wait([arriving])
+            if (held := self._held.get(identity)) is not None:
+                return held.accepted
+            if (found := await self._landed_before(identity)) is not None:
+                return found
+            if identity not in self._arriving and identity not in self._held:
+                return self._landed.get(identity)
 
     async def _landed_before(self, identity: BatchIdentity) -> AcceptedBatch | SettledBoot | None:
         """The manifest of a batch that has landed: known here, or, for a number that is not new, in the bucket; or the

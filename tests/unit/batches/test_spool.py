@@ -19,7 +19,7 @@ from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
 from lakebed.core import private
-from lakebed.core.clock import SystemClock
+from lakebed.core.clock import SystemClock, settle
 from lakebed.core.errors import Conflict, Unavailable
 from lakebed.store.authority import claim
 from lakebed.store.memory import MemoryStore
@@ -500,6 +500,32 @@ async def test_one_upload_of_an_identity_is_written_at_a_time(store: Switched, t
         answers = await asyncio.gather(
             *(part.acceptor.accept(submit(frame)) for frame in frames), return_exceptions=True
         )
+
+        assert [frame_of()] == stored_frames(tmp_path)
+    assert [False, True] == [getattr(each, "duplicate", None) for each in answers[:2]]
+    assert isinstance(answers[2], IdentityConflict)
+
+
+async def test_uploads_of_an_identity_that_look_in_the_bucket_at_once_are_one_acceptance(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch of a boot is looked up: what comes during the look is compared with what that one accepts."""
+    frames = [frame_of(), frame_of(), frame_of(value=2.0)]
+    read, looking, answered = store.get, asyncio.Event(), asyncio.Event()
+
+    async def slow(key: str) -> Any:
+        if key.startswith(paths.ACCEPTED):
+            looking.set()
+            await answered.wait()
+        return await read(key)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        monkeypatch.setattr(store, "get", slow)
+        uploads = [asyncio.ensure_future(part.acceptor.accept(submit(frame))) for frame in frames]
+        await looking.wait()
+        await settle()
+        answered.set()
+        answers = await asyncio.gather(*uploads, return_exceptions=True)
 
         assert [frame_of()] == stored_frames(tmp_path)
     assert [False, True] == [getattr(each, "duplicate", None) for each in answers[:2]]
