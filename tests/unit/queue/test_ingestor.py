@@ -146,6 +146,30 @@ async def test_ingest_waits_while_too_much_is_not_durable(open_queue: Open, mood
     assert ingestor.unflushed_bytes == codec.size_of([entry("b")])
 
 
+async def test_calls_with_one_key_that_wait_for_room_together_are_enqueued_once(
+    open_queue: Open, moody: Moody
+) -> None:
+    """The one that goes on first counts, and the other reports what became of it."""
+    queue = open_queue(store=moody, flush_interval_s=NEVER_S, max_unflushed_bytes=100)
+    ingestor = queue.ingestor()
+    moody.gate.clear()
+    await ingestor.ingest([entry("a", 200)])
+    waiting = [asyncio.ensure_future(ingestor.ingest([entry("b")], key="order-7")) for _ in range(2)]
+    await settle()
+    blocked = [each.done() for each in waiting]
+
+    moody.gate.set()
+    watchers = await asyncio.gather(*waiting)
+    await ingestor.close()
+
+    first, second = [watcher.result() for watcher in watchers]
+    enqueued = [pending.count async for _, pending in queue.producer.pending()]
+    assert [False, False] == blocked
+    assert isinstance(first, Durable)
+    assert first == second
+    assert [1, 1] == enqueued
+
+
 async def test_close_flushes_and_ends(open_queue: Open) -> None:
     """Nothing that was taken in is left behind, and nothing more is taken."""
     queue = open_queue(flush_interval_s=NEVER_S)
