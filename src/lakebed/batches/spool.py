@@ -78,6 +78,7 @@ class Spool:
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._bytes = 0
+        self._coming_bytes = 0  # being written, also for clients that have given up
         metrics.gauge("lakebed_batches_spool_disk_bytes").set_function(lambda: disk_bytes(folder))
         self._gauges = (metrics.gauge("lakebed_batches_spool_bytes"), metrics.gauge("lakebed_batches_spool_batches"))
         outcomes = metrics.counter("lakebed_batches_uploads_total")
@@ -112,9 +113,10 @@ class Spool:
                 return acceptance.response(existing, duplicate=True)
             self._outcomes["conflict"].inc()
             raise await self._quarantine(existing, submitted)
-        if self._bytes + len(submitted.frame) > self._bytes_max:
+        taken = self._bytes + self._coming_bytes
+        if taken + len(submitted.frame) > self._bytes_max:
             raise Overloaded(
-                f"the spool holds {self._bytes} bytes that are not in the bucket yet",
+                f"the spool holds {taken} bytes that are not in the bucket yet",
                 retry_after_s=self._retry_after_s,
                 hint="check that the bucket can be reached, or raise batches.spool_bytes_max",
             )
@@ -158,6 +160,7 @@ class Spool:
         self._arriving[accepted.identity] = done
         data = pack(submitted.frame, accepted.accepted_at_unix_ns, accepted.attempt_id)
         self._waiting.append(_Waiting(data, done))
+        self._coming_bytes += len(data)
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
         try:
@@ -185,6 +188,8 @@ class Spool:
                 for one in group:
                     one.done.set_exception(error)
                 continue
+            finally:
+                self._coming_bytes -= sum(len(one.data) for one in group)
             for one in group:
                 one.done.set_result((segment, offset))
                 offset += len(one.data)

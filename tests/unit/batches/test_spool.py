@@ -20,7 +20,7 @@ from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
 from lakebed.core import private
 from lakebed.core.clock import SystemClock, settle
-from lakebed.core.errors import Conflict, Unavailable
+from lakebed.core.errors import Conflict, Overloaded, Unavailable
 from lakebed.store.authority import claim
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, read_record
@@ -152,6 +152,23 @@ async def test_a_full_spool_refuses_with_a_wait(store: Switched, tmp_path: Path)
 
     assert sorted({answer.status_code for answer in answers}) == [200, 503]
     assert "retry-after" in answers[-1].headers
+
+
+async def test_uploads_that_are_being_written_count_for_the_limit(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is, what is accepted at once is no more than the limit."""
+    disk = StalledDisk(monkeypatch)
+    limit = len(frame_of()) + HEAD.size
+    async with collector(store, **spooling(tmp_path), spool_bytes_max=limit) as (_, part):
+        uploads = [asyncio.create_task(part.acceptor.accept(submit(frame_of(n, n + 9)))) for n in (0, 10)]
+        await asyncio.to_thread(disk.reached.wait, 60)
+        await settle()
+        disk.go.set()
+        answers = await asyncio.gather(*uploads, return_exceptions=True)
+
+        assert [frame_of()] == stored_frames(tmp_path)
+    assert isinstance(answers[1], Overloaded)
 
 
 async def test_many_uploads_share_an_fsync(store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
