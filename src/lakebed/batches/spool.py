@@ -223,10 +223,8 @@ class Spool:
 
     def landed(self, identity: BatchIdentity) -> None:
         """The batch is in the bucket now: its record goes with the next sweep of its segment."""
-        spooled = self._release(identity)
-        if spooled is None:
-            return
-        self._landed.add(spooled.accepted)
+        if (spooled := self._release(identity)) is not None:
+            self._landed.add(spooled.accepted)
 
     async def sweep(self) -> None:
         """Removes segments of which everything has landed. Uploads in progress may still point at one: then not now."""
