@@ -78,6 +78,7 @@ class Spool:
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._bytes = 0
+        self._coming_bytes = 0  # being written, also for clients that have given up
         metrics.gauge("lakebed_batches_spool_disk_bytes").set_function(lambda: disk_bytes(folder))
         self._gauges = (metrics.gauge("lakebed_batches_spool_bytes"), metrics.gauge("lakebed_batches_spool_batches"))
         outcomes = metrics.counter("lakebed_batches_uploads_total")
@@ -102,10 +103,7 @@ class Spool:
 
     async def _accept(self, submitted: Submission) -> UploadResponse:
         identity = submitted.batch.identity
-        while (arriving := self._arriving.get(identity)) is not None:
-            await asyncio.wait([arriving])
-        held = self._held.get(identity)
-        existing = held.accepted if held is not None else await self._landed_before(identity)
+        existing = await self._existing(identity)
         if isinstance(existing, SettledBoot):
             self._outcomes["duplicate"].inc()
             return acceptance.settled_response(identity, submitted.sha256, existing.through_ns)
@@ -115,13 +113,26 @@ class Spool:
                 return acceptance.response(existing, duplicate=True)
             self._outcomes["conflict"].inc()
             raise await self._quarantine(existing, submitted)
-        if self._bytes + len(submitted.frame) > self._bytes_max:
+        taken = self._bytes + self._coming_bytes
+        if taken + len(submitted.frame) > self._bytes_max:
             raise Overloaded(
-                f"the spool holds {self._bytes} bytes that are not in the bucket yet",
+                f"the spool holds {taken} bytes that are not in the bucket yet",
                 retry_after_s=self._retry_after_s,
                 hint="check that the bucket can be reached, or raise batches.spool_bytes_max",
             )
         return await self._append(submitted)
+
+    async def _existing(self, identity: BatchIdentity) -> AcceptedBatch | SettledBoot | None:
+        """What was accepted under this identity before; also by another upload while the bucket was asked."""
+        while True:
+            while (arriving := self._arriving.get(identity)) is not None:
+                await asyncio.wait([arriving])
+            if (held := self._held.get(identity)) is not None:
+                return held.accepted
+            if (found := await self._landed_before(identity)) is not None:
+                return found
+            if identity not in self._arriving and identity not in self._held:
+                return self._landed.get(identity)
 
     async def _landed_before(self, identity: BatchIdentity) -> AcceptedBatch | SettledBoot | None:
         """The manifest of a batch that has landed: known here, or, for a number that is not new, in the bucket; or the
@@ -149,6 +160,7 @@ class Spool:
         self._arriving[accepted.identity] = done
         data = pack(submitted.frame, accepted.accepted_at_unix_ns, accepted.attempt_id)
         self._waiting.append(_Waiting(data, done))
+        self._coming_bytes += len(data)
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
         try:
@@ -176,6 +188,8 @@ class Spool:
                 for one in group:
                     one.done.set_exception(error)
                 continue
+            finally:
+                self._coming_bytes -= sum(len(one.data) for one in group)
             for one in group:
                 one.done.set_result((segment, offset))
                 offset += len(one.data)
@@ -209,10 +223,8 @@ class Spool:
 
     def landed(self, identity: BatchIdentity) -> None:
         """The batch is in the bucket now: its record goes with the next sweep of its segment."""
-        spooled = self._release(identity)
-        if spooled is None:
-            return
-        self._landed.add(spooled.accepted)
+        if (spooled := self._release(identity)) is not None:
+            self._landed.add(spooled.accepted)
 
     async def sweep(self) -> None:
         """Removes segments of which everything has landed. Uploads in progress may still point at one: then not now."""

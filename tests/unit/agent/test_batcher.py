@@ -185,6 +185,24 @@ async def test_a_refused_batch_is_offered_again_byte_for_byte() -> None:
     running.cancel()
 
 
+async def test_a_stop_offers_a_refused_batch_again() -> None:
+    """A disk that fails once during the stop takes everything at the next try."""
+    disk_queue, clock = Shelf(), ManualClock()
+    disk_queue.refusals = [DiskTrouble("EIO")]
+    batcher = batcher_on(disk_queue, clock)
+    running = asyncio.ensure_future(batcher.run())
+    await batcher.put(samples(3))
+
+    batcher.stop()
+    await settle()
+    early = running.done()
+    await clock.advance(1)
+
+    assert (False, True) == (early, running.done())
+    assert [(0, 2)] == disk_queue.spans
+    assert 0 == batcher.buffered
+
+
 async def test_sources_wait_while_the_disk_does() -> None:
     """Memory is bounded: when the buffer is full, put does not return until there is room."""
     disk_queue, clock = Shelf(), ManualClock()

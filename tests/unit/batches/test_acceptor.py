@@ -373,6 +373,55 @@ async def test_racing_collectors_with_different_bytes_have_one_winner(
     )
 
 
+class Gated(MemoryStore):
+    """Creates of manifests wait for the gate, and every create lets others go on."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.reached, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        if key.startswith(paths.ACCEPTED):
+            self.reached.set()
+            await self.gate.wait()
+        await settle()
+        return await super().create(key, data)
+
+
+async def test_an_upload_that_waits_for_another_and_is_given_up_leaves_that_one_alone(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """An agent that closes its second connection gets the answer on its first."""
+    gated = Gated(manual_clock)
+    acceptor = make_acceptor(gated, timeout_s=600.0)
+    first, second = (asyncio.create_task(acceptor.accept(submit(frame_of()))) for _ in range(2))
+    await gated.reached.wait()
+    await settle()
+
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    gated.gate.set()
+
+    assert not (await first).duplicate
+
+
+async def test_uploads_that_wait_for_one_of_their_identity_follow_one_by_one(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """Each is judged by the manifest that is there: other bytes are a conflict for all of them."""
+    gated = Gated(manual_clock)
+    acceptor = make_acceptor(gated, timeout_s=600.0)
+    uploads = [asyncio.create_task(acceptor.accept(submit(frame_of(value=float(n))))) for n in range(3)]
+    await gated.reached.wait()
+    await settle()
+
+    gated.gate.set()
+    first, *others = await asyncio.gather(*uploads, return_exceptions=True)
+
+    assert not first.duplicate  # type: ignore[union-attr]
+    assert [IdentityConflict] * 2 == [type(each) for each in others]
+
+
 async def test_a_blob_is_noted_as_an_orphan_when_its_upload_is_given_up_before_the_manifest_is_there(
     manual_clock: ManualClock, make_acceptor: MakeAcceptor
 ) -> None:

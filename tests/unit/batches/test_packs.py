@@ -184,6 +184,25 @@ async def test_a_failed_write_fails_every_frame_of_the_pack(runtime: StoreRuntim
     assert [Unavailable] * 3 == [type(each) for each in results]
 
 
+async def test_an_upload_that_is_given_up_takes_no_other_of_its_pack_with_it(
+    runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Its frame may lie in the pack unused; those behind it get their places all the same."""
+    frames = fleet()
+    packer = Packer(runtime, wait_s=0.05)
+    given_up, *pending = [asyncio.ensure_future(packer.store(submit(frame))) for frame in frames]
+    await settle()
+
+    given_up.cancel()
+    await manual_clock.advance(0.05)
+    await settle()
+
+    assert [True, True] == [each.done() for each in pending]
+    data = (await store.get((await blobs(store))[0])).data
+    places = [each.result() for each in pending]
+    assert frames[1:] == [data[place.offset : place.offset + place.length] for place in places]
+
+
 async def test_a_conflict_in_a_pack_is_quarantined_with_a_blob_of_its_own(
     runtime: StoreRuntime, store: MemoryStore, manual_clock: ManualClock
 ) -> None:

@@ -19,8 +19,8 @@ from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
 from lakebed.core import private
-from lakebed.core.clock import SystemClock
-from lakebed.core.errors import Conflict, Unavailable
+from lakebed.core.clock import SystemClock, settle
+from lakebed.core.errors import Conflict, Overloaded, Unavailable
 from lakebed.store.authority import claim
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, read_record
@@ -152,6 +152,23 @@ async def test_a_full_spool_refuses_with_a_wait(store: Switched, tmp_path: Path)
 
     assert sorted({answer.status_code for answer in answers}) == [200, 503]
     assert "retry-after" in answers[-1].headers
+
+
+async def test_uploads_that_are_being_written_count_for_the_limit(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is, what is accepted at once is no more than the limit."""
+    disk = StalledDisk(monkeypatch)
+    limit = len(frame_of()) + HEAD.size
+    async with collector(store, **spooling(tmp_path), spool_bytes_max=limit) as (_, part):
+        uploads = [asyncio.create_task(part.acceptor.accept(submit(frame_of(n, n + 9)))) for n in (0, 10)]
+        await asyncio.to_thread(disk.reached.wait, 60)
+        await settle()
+        disk.go.set()
+        answers = await asyncio.gather(*uploads, return_exceptions=True)
+
+        assert [frame_of()] == stored_frames(tmp_path)
+    assert isinstance(answers[1], Overloaded)
 
 
 async def test_many_uploads_share_an_fsync(store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,6 +517,32 @@ async def test_one_upload_of_an_identity_is_written_at_a_time(store: Switched, t
         answers = await asyncio.gather(
             *(part.acceptor.accept(submit(frame)) for frame in frames), return_exceptions=True
         )
+
+        assert [frame_of()] == stored_frames(tmp_path)
+    assert [False, True] == [getattr(each, "duplicate", None) for each in answers[:2]]
+    assert isinstance(answers[2], IdentityConflict)
+
+
+async def test_uploads_of_an_identity_that_look_in_the_bucket_at_once_are_one_acceptance(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch of a boot is looked up: what comes during the look is compared with what that one accepts."""
+    frames = [frame_of(), frame_of(), frame_of(value=2.0)]
+    read, looking, answered = store.get, asyncio.Event(), asyncio.Event()
+
+    async def slow(key: str) -> Any:
+        if key.startswith(paths.ACCEPTED):
+            looking.set()
+            await answered.wait()
+        return await read(key)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        monkeypatch.setattr(store, "get", slow)
+        uploads = [asyncio.ensure_future(part.acceptor.accept(submit(frame))) for frame in frames]
+        await looking.wait()
+        await settle()
+        answered.set()
+        answers = await asyncio.gather(*uploads, return_exceptions=True)
 
         assert [frame_of()] == stored_frames(tmp_path)
     assert [False, True] == [getattr(each, "duplicate", None) for each in answers[:2]]

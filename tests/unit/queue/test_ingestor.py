@@ -146,6 +146,59 @@ async def test_ingest_waits_while_too_much_is_not_durable(open_queue: Open, mood
     assert ingestor.unflushed_bytes == codec.size_of([entry("b")])
 
 
+async def test_calls_with_one_key_that_wait_for_room_together_are_enqueued_once(open_queue: Open, moody: Moody) -> None:
+    """The one that goes on first counts, and the other reports what became of it."""
+    queue = open_queue(store=moody, flush_interval_s=NEVER_S, max_unflushed_bytes=100)
+    ingestor = queue.ingestor()
+    moody.gate.clear()
+    await ingestor.ingest([entry("a", 200)])
+    waiting = [asyncio.ensure_future(ingestor.ingest([entry("b")], key="order-7")) for _ in range(2)]
+    await settle()
+    blocked = [each.done() for each in waiting]
+
+    moody.gate.set()
+    watchers = await asyncio.gather(*waiting)
+    await ingestor.close()
+
+    first, second = [watcher.result() for watcher in watchers]
+    enqueued = [pending.count async for _, pending in queue.producer.pending()]
+    assert [False, False] == blocked
+    assert isinstance(first, Durable)
+    assert first == second
+    assert [1, 1] == enqueued
+
+
+async def test_a_call_that_waits_for_room_is_refused_when_the_ingestor_closes(open_queue: Open, moody: Moody) -> None:
+    """Nothing would flush what it brings: its watcher would wait for ever."""
+    ingestor = open_queue(store=moody, flush_interval_s=NEVER_S, max_unflushed_bytes=100).ingestor()
+    moody.gate.clear()
+    await ingestor.ingest([entry("a", 200)])
+    waiting = asyncio.ensure_future(ingestor.ingest([entry("b")]))
+    await settle()
+
+    closing = asyncio.ensure_future(ingestor.close())
+    await settle()
+    moody.gate.set()
+    await closing
+
+    with pytest.raises(Closed):
+        await waiting
+
+
+async def test_a_caller_that_no_longer_waits_does_not_end_the_others_wait(open_queue: Open) -> None:
+    """They watch one batch: it is enqueued, and whoever still waits is told."""
+    ingestor = open_queue(flush_interval_s=NEVER_S).ingestor()
+    watchers = [await ingestor.ingest([entry(name)]) for name in "ab"]
+    gone, waiting = (asyncio.ensure_future(watcher.await_durable()) for watcher in watchers)
+    await settle()
+
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await ingestor.close()
+
+    assert isinstance(await waiting, Durable)
+
+
 async def test_close_flushes_and_ends(open_queue: Open) -> None:
     """Nothing that was taken in is left behind, and nothing more is taken."""
     queue = open_queue(flush_interval_s=NEVER_S)

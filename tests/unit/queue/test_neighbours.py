@@ -159,6 +159,23 @@ async def test_a_dropped_collector_stops_its_heartbeat(open_queue: Open, manual_
     assert ["a"] == await drained(open_queue(heartbeat_timeout_s=30.0))
 
 
+async def test_a_collector_that_is_dropped_between_two_heartbeats_stops_them(
+    open_queue: Open, manual_clock: ManualClock
+) -> None:
+    """The task that has sent one does not keep the collector alive while it waits for the next."""
+    await put(open_queue(), "a")
+    dropped = open_queue(heartbeat_timeout_s=30.0).collector()
+    assert await dropped.next_batch() is not None
+    await manual_clock.advance(11.0)
+    del dropped
+    gc.collect()
+
+    for _ in range(8):
+        await manual_clock.advance(5.0)
+
+    assert ["a"] == await drained(open_queue(heartbeat_timeout_s=30.0))
+
+
 async def test_a_collector_gives_its_claims_back_at_the_end_of_its_context(open_queue: Open) -> None:
     """Others need not wait for a timeout."""
     await put(open_queue(), "a", "b")
