@@ -73,7 +73,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 def test_every_client_reads_what_every_other_one_wrote(gateway: Gateway) -> None:
-    """librdkafka with each compression, kafka-python (with gzip alone), aiokafka, kcat and HTTP, in one topic."""
+    """librdkafka with each compression, kafka-python (with gzip alone), aiokafka and HTTP, in one topic."""
     for codec in CODECS:
         made = producer(gateway.servers, compression_type=codec)
         records = [{"value": f"{codec}-{n}", "key": "k", "headers": {"h": codec}} for n in range(20)]
@@ -103,12 +103,49 @@ def test_every_client_reads_what_every_other_one_wrote(gateway: Gateway) -> None
     assert expected[100:] == [message.value.decode() for message in by_python]
     assert expected == asyncio.run(_aiokafka_consumes(gateway.servers, len(expected)))
     assert expected == [one if isinstance(one, str) else one["value"] for one in gateway.records("all")]
-    if shutil.which("kcat"):
+
+
+@pytest.fixture(scope="session")
+def kcat() -> str:
+    found = shutil.which("kcat")
+    if found is None:
+        pytest.skip("kcat is not installed (apt-get install kcat): it is not tested")
+    return found
+
+
+def test_kcat_writes_and_reads_keys_headers_and_every_compression(kcat: str, gateway: Gateway) -> None:
+    """What it writes the others read, and it reads their records; as a member of a group too."""
+
+    def run(*arguments: str, sent: str = "") -> list[str]:
         shown = subprocess.run(
-            ["kcat", "-b", gateway.servers, "-C", "-t", "all", "-e", "-q", "-f", "%s\n"],
-            capture_output=True, text=True, timeout=60, check=True,
+            [kcat, "-b", gateway.servers, "-q", *arguments],
+            input=sent, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert expected == shown.stdout.splitlines()
+        assert 0 == shown.returncode, shown.stderr
+        return shown.stdout.splitlines()
+
+    for codec in CODECS:
+        lines = "".join(f"k{n}:{codec}-{n}\n" for n in range(20))
+        run("-P", "-t", "cat", "-K:", "-H", f"codec={codec}", "-H", "from=kcat", "-z", codec, sent=lines)
+    produce(producer(gateway.servers), "cat", [{"value": "librdkafka", "key": "k", "headers": {"from": "librdkafka"}}])
+    plain = {"topic": "cat", "partition": 0, "records": [{"value": "http", "key": "k"}]}
+    gateway.post("/v1/produce", {"topic_partitions": [plain]})
+    expected = [(f"k{n}", f"{codec}-{n}", f"codec={codec},from=kcat") for codec in CODECS for n in range(20)]
+    expected += [("k", "librdkafka", "from=librdkafka"), ("k", "http", "")]
+
+    shown = run("-C", "-t", "cat", "-e", "-f", "%o|%k|%s|%h\n")
+    of_group = run(
+        "-G", "cats", "-X", "auto.offset.reset=earliest", "-c", f"{len(expected)}", "-f", "%k|%s|%h\n", "cat"
+    )
+    reading = consumer(gateway.servers, "rdkafka")
+    reading.subscribe(["cat"])
+    found = consume(reading, len(expected))
+    reading.close()
+
+    assert [f"{at}|{'|'.join(one)}" for at, one in enumerate(expected, 1)] == shown
+    assert list(map("|".join, expected)) == of_group
+    assert [(key, value) for key, value, _ in expected] == [(m.key().decode(), m.value().decode()) for m in found]
+    assert [("codec", b"zstd"), ("from", b"kcat")] == found[99].headers()
 
 
 async def _aiokafka_produces(servers: str) -> None:
