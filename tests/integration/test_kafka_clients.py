@@ -334,6 +334,12 @@ def test_transactions_are_refused_at_once_by_every_client(gateway: Gateway) -> N
     made = producer(gateway.servers, transactional_id="t")
     with pytest.raises(confluent_kafka.KafkaException, match="transactions are not supported"):
         made.init_transactions(30)
+    python = kafka.KafkaProducer(bootstrap_servers=gateway.servers, transactional_id="t", max_block_ms=30_000)
+    try:
+        with pytest.raises(kafka.errors.TransactionalIdAuthorizationFailedError):
+            python.init_transactions()
+    finally:
+        python.close(0)
 
     async def theirs() -> None:
         other = aiokafka.AIOKafkaProducer(bootstrap_servers=gateway.servers, transactional_id="t")
