@@ -81,7 +81,8 @@ class LoadTestScenario(msgspec.Struct, frozen=True):
     kill_at_s: float = 0.0  # one broker is killed with -9 at this time; 0: none is
     consumers: int = 0  # lanes that read all that is written, each some of the partitions
     compactors: int = 0  # worker processes of the log
-    kafka_clients: int = 0  # librdkafka producers, to a topic of their own
+    kafka_clients: int = 0  # librdkafka producers, each to a topic of its own
+    kafka_consumers: int = 0  # librdkafka consumers, one group that reads those topics
     seed: int = 7
 
 
@@ -91,7 +92,7 @@ SCENARIOS = {
         LoadTestScenario("steady"),
         LoadTestScenario("wide", partitions=128, owners=1),
         LoadTestScenario("kill", brokers=3, seconds=12.0, kill_at_s=5.0, selection="least_inflight"),
-        LoadTestScenario("mixed", consumers=8, compactors=1, kafka_clients=2),
+        LoadTestScenario("mixed", consumers=8, compactors=1, kafka_clients=2, kafka_consumers=2),
         LoadTestScenario("smoke", seconds=2.0, partitions=4, lanes=8, sample_s=0.1),
         LoadTestScenario(
             "mixed-smoke",
@@ -102,6 +103,7 @@ SCENARIOS = {
             consumers=2,
             compactors=1,
             kafka_clients=1,
+            kafka_consumers=2,
         ),
     )
 }
