@@ -265,6 +265,29 @@ def _poll_until(
                 wait_s = 0.0
 
 
+async def test_a_consumer_of_many_partitions_with_large_records_gets_them_all(tmp_path: Path) -> None:
+    """librdkafka refuses an answer that is much larger than it asked for, and asks for the same again for ever."""
+    settings = {**settings_of(IN_MEMORY, tmp_path), "log.cache_bytes": "1000"}  # all is read from the bucket
+    async with crew_of(tmp_path, settings) as (supervised, ports):
+        await supervised.start("b0", "serve", ports[0], "--kafka-port", str(ports[1]))
+        await supervised.ready("b0")
+        servers, wide = f"127.0.0.1:{ports[1]}", 30
+
+        def check() -> list[int]:
+            admin = AdminClient({"bootstrap.servers": servers, **QUIET})
+            admin.create_topics([NewTopic("wide", wide, 1)])["wide"].result(30)
+            records = [{"value": b"x" * 30_000, "partition": number} for number in range(wide)]
+            produce(producer(servers), "wide", records)
+            sizes = {"receive_message_max_bytes": 200_000, "fetch_max_bytes": 100_000}
+            reading = consumer(servers, "narrow", **sizes, max_partition_fetch_bytes=50_000, message_max_bytes=50_000)
+            reading.assign([confluent_kafka.TopicPartition("wide", number, 1) for number in range(wide)])
+            found = consume(reading, wide)
+            reading.close()
+            return sorted(message.partition() for message in found)
+
+        assert list(range(wide)) == await asyncio.to_thread(check)
+
+
 def test_a_group_goes_on_where_it_committed_and_where_an_operator_put_it(gateway: Gateway) -> None:
     """Offsets of Kafka clients and of HTTP are the same ones."""
     produce(producer(gateway.servers), "resumed", [{"value": f"v{n}"} for n in range(10)])

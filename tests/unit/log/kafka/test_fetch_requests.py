@@ -109,7 +109,7 @@ async def test_a_fetch_gives_no_more_than_its_maxima(host: Host, port: KafkaPort
         unlimited = await fetched(client, 0, 1, 2)
 
         assert [2, 2, 2] == sizes(by_partition)
-        assert 6 <= sum(sizes(by_all)) <= 7  # a batch is given whole
+        assert 6 <= sum(sizes(by_all)) <= (6 if cold else 7)  # a batch is given whole
         assert [4, 4, 4] == sizes(unlimited)
         assert {5} == {part.high_watermark for part in [*by_partition, *by_all, *unlimited]}
 
