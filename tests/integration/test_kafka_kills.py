@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from lakebed.log.checker import Operation, Poll, Send, check
+from lakebed.log.checker import Send
 from lakebed.store.settings import StoreSettings
-from support.kafka_gateway import QUIET, consumer, producer
+from support.kafka_gateway import QUIET, KafkaHistory, consumer, producer
 from support.log_processes import DEADLINE_S, Crew, crew_of, settings_of
 
 PARTITIONS, PRODUCERS, LEAST, KILLS = 4, 3, 100, 4
@@ -24,43 +24,28 @@ class KafkaLoad:
     """Producers that send one record after another, and members of a group that read all of it."""
 
     def __init__(self, servers: str) -> None:
-        self.servers, self.history = servers, list[Operation]()
-        self.read: dict[int, dict[int, str]] = {number: {} for number in range(PARTITIONS)}
+        self.servers, self.history = servers, KafkaHistory()
         self.kills_over, self.done = threading.Event(), threading.Event()
 
     def produce(self, name: str) -> None:
         made = producer(self.servers, enable_idempotence=True, delivery_timeout_ms=200_000, linger_ms=0)
         number = 0
         while number < LEAST or not self.kills_over.is_set():
-            record, partition = f"{name}-{number}", number % PARTITIONS
-            made.produce("t", record, partition=partition, on_delivery=self._report(name, record, partition))
+            record = f"{name}-{number}"
+            made.produce("t", record, partition=number % PARTITIONS, on_delivery=self.history.report(name, record))
             made.poll(0)
             number += 1
             time.sleep(PAUSE_S)
         assert 0 == made.flush(DEADLINE_S)
 
-    def _report(self, name: str, record: str, partition: int) -> Any:
-        def done(error: Any, message: Any) -> None:
-            outcome = "info" if error is not None else "ok"
-            offset = None if error is not None else message.offset()
-            self.history.append(Send(name, f"t/{partition}", record, outcome, offset))  # type: ignore[arg-type]
-
-        return done
-
-    def consume(self) -> None:
+    def consume(self, name: str) -> None:
         member = consumer(self.servers, "team", enable_auto_commit=False)
-        member.subscribe(["t"])
+        self.history.subscribe(member, name, "t")
         while not self.done.is_set():
-            for message in member.consume(200, 0.2):
-                if message.error() is None:
-                    seen = self.read[message.partition()].setdefault(message.offset(), message.value().decode())
-                    assert seen == message.value().decode(), "two records at one offset"
+            message = member.poll(0.2)
+            if message is not None and message.error() is None:
+                self.history.take(member, message)
         member.close()
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many records were sent to the end, and read."""
-        return sum(isinstance(one, Send) for one in self.history), sum(map(len, self.read.values()))
 
 
 @pytest.mark.full
@@ -78,20 +63,18 @@ async def test_killed_brokers_lose_and_repeat_nothing_of_idempotent_producers(
         load = KafkaLoad(",".join(f"127.0.0.1:{kafka}" for _, kafka in names.values()))
         admin = AdminClient({"bootstrap.servers": load.servers, **QUIET})
         await asyncio.to_thread(admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result, 60)
-        members = [asyncio.create_task(asyncio.to_thread(load.consume)) for _ in range(2)]
+        members = [asyncio.create_task(asyncio.to_thread(load.consume, f"m{n}")) for n in range(2)]
         sending = [asyncio.create_task(asyncio.to_thread(load.produce, f"p{n}")) for n in range(PRODUCERS)]
         await kill_in_turn(supervised, names)
         load.kills_over.set()
         await asyncio.gather(*sending)
-        await until(lambda: load.counts[1] >= load.counts[0])
+        await until(lambda: load.history.counts[1] >= load.history.counts[0])
         load.done.set()
         await asyncio.gather(*members)
 
-    sent, read = load.counts
-    for partition, records in load.read.items():
-        load.history.append(Poll("team", f"t/{partition}", sorted(records.items()), final=True))
-    assert {"ok"} == {one.outcome for one in load.history if isinstance(one, Send)}
-    assert [] == check(load.history)
+    sent, read = load.history.counts
+    assert {"ok"} == {one.outcome for one in load.history.operations if isinstance(one, Send)}
+    assert [] == load.history.anomalies()
     assert sent == read >= PRODUCERS * LEAST
 
 

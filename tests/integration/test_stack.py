@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import NotFound
@@ -22,6 +23,7 @@ from lakebed.embedded.supervise import down, status
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from support import fake_stack as stand_in_stack
+from support.kafka_gateway import QUIET
 from support.runtimes import runtime_of
 
 UP_S = 240.0
@@ -303,7 +305,10 @@ def lakebed(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_commands_bring_up_show_and_stop_the_real_stack(tmp_path: Path) -> None:
-    """`up --detach` starts the real gateway and workers, `status` and `env` find them, `down` leaves nothing."""
+    """`up --detach` starts the real gateway and workers, `status` and `env` find them, `down` leaves nothing.
+
+    A Kafka client connects to the port that `status` shows.
+    """
     folder = tmp_path / ".lakebed"
     try:
         upped = lakebed("up", "--detach", cwd=tmp_path)
@@ -312,6 +317,8 @@ def test_the_commands_bring_up_show_and_stop_the_real_stack(tmp_path: Path) -> N
         pids = family(endpoints) | {endpoints.process("supervisor").pid}
 
         shown = json.loads(lakebed("status", "-o", "json", cwd=tmp_path).stdout)
+        kafka = next(row["kafka"] for row in shown if row["name"] == "gateway")
+        brokers = AdminClient({"bootstrap.servers": kafka, **QUIET}).list_topics(timeout=60).brokers.values()
         again = lakebed("up", cwd=tmp_path)
         exports = lakebed("env", cwd=tmp_path).stdout
         listed = subprocess.run(
@@ -330,6 +337,7 @@ def test_the_commands_bring_up_show_and_stop_the_real_stack(tmp_path: Path) -> N
     assert [(row["name"], row["state"]) for row in shown] == [
         (name, "ok") for name in ("supervisor", "bucket", "gateway", "workers")
     ]
+    assert [kafka] == [f"{broker.host}:{broker.port}" for broker in brokers]
     assert again.returncode == 6, "a second stack in the same folder is a Conflict"
     assert listed.stdout.strip() == "lakebed", listed.stderr
     assert downed.returncode == 0, downed.stderr

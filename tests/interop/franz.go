@@ -3,10 +3,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -44,7 +46,8 @@ func main() {
 	if err == nil {
 		err = transactional.ProduceSync(ctx, kgo.StringRecord("never")).FirstErr()
 	}
-	fmt.Println("transactions refused", err != nil)
+	fmt.Println("transactions refused", errors.Is(err, kerr.TransactionalIDAuthorizationFailed))
+	fmt.Fprintln(os.Stderr, err)
 	transactional.CloseAllowingRebalance()
 }
 

@@ -15,6 +15,7 @@ it; an empty list means that this history is one a correct log can produce.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -120,7 +121,7 @@ def _polls(name: str, polls: Sequence[Poll], existing: Sequence[int]) -> Iterabl
             if last is not None and offset <= last:
                 yield Anomaly("nonmonotonic poll", name, f"{poll.client} got {record} at {offset} after {last}")
             elif last is not None:
-                passed = [known for known in existing if last < known < offset]
+                passed = existing[bisect_right(existing, last) : bisect_left(existing, offset)]
                 if passed:
                     yield Anomaly("skipped", name, f"{poll.client} went from {last} to {offset} past {passed[:5]}")
             reached[poll.client] = offset

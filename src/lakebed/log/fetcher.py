@@ -172,11 +172,7 @@ class Fetcher:
                 left -= found.size
         missing = [index for index in range(len(wants)) if index not in answers]
         if missing and left > 0:
-            share = max(1, left // len(missing))
-            left_over = [wants[index] for index in missing]
-            read = await self._read(
-                [FetchRequest(want.tp, want.offset, min(share, want.bytes_max)) for want in left_over]
-            )
+            read = await self._read([wants[index] for index in missing], left)
             answers |= dict(zip(missing, read, strict=True))
         return [answers.get(index) or await self._nothing(want) for index, want in enumerate(wants)]
 
@@ -196,20 +192,25 @@ class Fetcher:
             return error
         return Fetched(want.offset, want.offset, self._cache.end(want.tp), self._cache.start(want.tp))
 
-    async def _read(self, wants: Sequence[FetchRequest]) -> list[Fetched | LakebedError]:
+    async def _read(self, wants: Sequence[FetchRequest], left: int) -> list[Fetched | LakebedError]:
         at_ms = now_ms(self._clock)
+        wanted = [(want.tp, want.offset, want.bytes_max) for want in wants]
         try:
-            found: list[Fetched | LakebedError] = [
-                *await self._reader.read_many([(want.tp, want.offset, want.bytes_max) for want in wants])
-            ]
+            found: list[Fetched | LakebedError] = [*await self._reader.read_many(wanted, bytes_max=left)]
         except LakebedError as error:
-            if len(wants) == 1:
-                return [error]
-            found = [(await self._read([want]))[0] for want in wants]  # one bad partition must not fail the others
+            return [error] if len(wants) == 1 else await self._read_apart(wants, left)
         for want, answer in zip(wants, found, strict=True):
             if isinstance(answer, Fetched):
                 self._cache.saw(want.tp, answer.high_watermark, answer.log_start_offset, at_ms=at_ms)
                 self._refresher.passed(want.tp)
+        return found
+
+    async def _read_apart(self, wants: Sequence[FetchRequest], left: int) -> list[Fetched | LakebedError]:
+        """One after another: one bad partition must not fail the others."""
+        found: list[Fetched | LakebedError] = []
+        for want in wants:
+            found.append((await self._read([want], left))[0] if left > 0 else await self._nothing(want))
+            left -= found[-1].size if isinstance(found[-1], Fetched) else 0
         return found
 
     async def _refresh(self, tp: TopicPartition) -> None:

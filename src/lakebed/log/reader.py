@@ -58,7 +58,7 @@ class LogReader:
 
     def __init__(self, runtime: StoreRuntime, records: Records, uris: Uris, *, bodies_bytes: int) -> None:
         self._store, self._records, self._uris = runtime.store, records, uris
-        self._bodies = BatchCache(bodies_bytes)
+        self._bodies, self._bytes_max = BatchCache(bodies_bytes), bodies_bytes
         self._sizes: dict[str, int] = {}
         self._slots = asyncio.Semaphore(GETS_MAX)
         self._gets = runtime.metrics.counter("lakebed_log_reads_total")
@@ -71,24 +71,35 @@ class LogReader:
 
         Raises UnknownTopicPartition, OffsetOutOfRange, or Corrupt when stored bytes do not match the index.
         """
-        return (await self.read_many([(tp, offset, bytes_max)]))[0]
+        return (await self.read_many([(tp, offset, bytes_max)], bytes_max=bytes_max))[0]
 
-    async def read_many(self, wanted: Sequence[tuple[TopicPartition, int, int]]) -> list[Fetched]:
-        """Several reads that share downloads: what more than one of them needs of a blob is fetched together."""
+    async def read_many(self, wanted: Sequence[tuple[TopicPartition, int, int]], *, bytes_max: int) -> list[Fetched]:
+        """Several reads that share downloads: what more than one of them needs of a blob is fetched together.
+
+        The reads share `bytes_max`, and together they give no more, except for the first record batch of all. They hold
+        no more than `bodies_bytes` of what is stored, or `bytes_max`. A partition for which nothing is left of either
+        has no records in the answer.
+        """
         avoid: set[str] = set()
+        share = max(1, bytes_max // len(wanted))
         for _ in range(READS_MAX):
-            plans = await gather_all(
-                [self.plan(tp, offset, bytes_max, frozenset(avoid)) for tp, offset, bytes_max in wanted]
+            made = await gather_all(
+                [self.plan(tp, offset, min(share, most), frozenset(avoid)) for tp, offset, most in wanted]
             )
+            plans = fitting(made, share, max(self._bytes_max, bytes_max))
+            given = bytes_max // max(1, sum(bool(spans) for _, spans in plans))
             try:
                 batches = await self._load([span for _, spans in plans for span in spans])
             except BlobGone as gone:
                 avoid.add(gone.data_key)
                 continue
-            return [
-                _fetched(now, spans, batches, offset, bytes_max)
-                for (now, spans), (_, offset, bytes_max) in zip(plans, wanted, strict=True)
-            ]
+            left, found = bytes_max, list[Fetched]()
+            for (now, spans), (_, offset, most) in zip(plans, wanted, strict=True):
+                one = _fetched(now, spans, batches, offset, min(given, most))
+                fits = one.size <= left or left == bytes_max
+                found.append(one if fits else _fetched(now, (), batches, offset, 0))
+                left -= found[-1].size
+            return found
         raise Corrupt("records of the index are not in the bucket", blobs=sorted(avoid))
 
     async def plan(
@@ -323,6 +334,20 @@ def chain_spans(
         found.append(best)
         offset = best.end_offset + 1
     return found, offset
+
+
+def fitting(
+    plans: Sequence[tuple[Control, list[IndexSpan]]], share: int, bytes_max: int
+) -> list[tuple[Control, list[IndexSpan]]]:
+    """The plans with their spans as long as these fit into `bytes_max`; without, where they do not. The first fits."""
+    found: list[tuple[Control, list[IndexSpan]]] = []
+    left = bytes_max
+    for now, spans in plans:
+        size = sum(span.entry.byte_length or share for span in spans)
+        fits = size <= left or left == bytes_max
+        found.append((now, spans if fits else []))
+        left -= size if fits else 0
+    return found
 
 
 def within(spans: Sequence[IndexSpan], bytes_max: int) -> list[IndexSpan]:

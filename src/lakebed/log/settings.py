@@ -51,7 +51,9 @@ class LogSettings(Section, frozen=True):
     cache_bytes: Annotated[
         int, describe("Limits the memory for recently written records, which consumers read first.")
     ] = 128 * 1024 * 1024
-    bodies_bytes: Annotated[int, describe("Limits the memory for batches read from the bucket.")] = 64 * 1024 * 1024
+    bodies_bytes: Annotated[
+        int, describe("Limits the memory for batches read from the bucket: of one request, and of all that are kept.")
+    ] = 64 * 1024 * 1024
     tail_cache_dir: Annotated[
         Path | None,
         describe(

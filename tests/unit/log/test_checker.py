@@ -39,6 +39,7 @@ def test_a_correct_history_has_no_anomaly() -> None:
         ("nonmonotonic poll", [*GOOD, Poll("r", "p", [(1, "a")])]),
         ("nonmonotonic poll", [*GOOD, Poll("x", "p", [(2, "b"), (1, "a")])]),
         ("skipped", [*GOOD, Poll("x", "p", [(1, "a"), (4, "e")])]),
+        ("skipped", [*GOOD, Poll("x", "p", [(1, "a"), (3, "c")])]),
         ("unseen", [*GOOD, Send("c2", "p", "g", "ok", 5)]),
     ],
 )

@@ -106,11 +106,80 @@ async def test_a_blob_that_several_partitions_need_is_downloaded_once(host: Host
         return data[start : start + length]
 
     store.get, store.get_range = seen_get, seen_range  # type: ignore[method-assign]
-    await host.broker().reader.read_many([(TP, 1, 10), (OTHER, 1, 10)])
-    await host.broker().reader.read_many([(TP, 1, 10)])
+    await host.broker().reader.read_many([(TP, 1, 1000), (OTHER, 1, 1000)], bytes_max=2000)
+    await host.broker().reader.read_many([(TP, 1, 10)], bytes_max=10)
     store.get, store.get_range = get, get_range  # type: ignore[method-assign]
 
     assert requested == ["range", "range"]
+
+
+async def consumed(broker: Broker, *tps: TopicPartition, bytes_max: int) -> list[Fetched]:
+    wants = [FetchRequest(tp, 1, 1 << 20) for tp in tps]
+    found = await broker.consume(wants, bytes_max=bytes_max, bytes_min=1, wait_s=0.0)
+    assert all(isinstance(one, Fetched) for one in found), found
+    return found  # type: ignore[return-value]
+
+
+WIDE = [TopicPartition("wide", number) for number in range(8)]
+
+
+@pytest.mark.parametrize("bodies_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("bytes_max", [1, 2_500, 3_500])
+async def test_a_consume_of_many_partitions_gives_no_more_than_its_limit(
+    host: Host, bytes_max: int, bodies_bytes: int
+) -> None:
+    """A record is given even if it is larger, but not one of each partition: Kafka clients do not take such an answer.
+    The others have their ends, and get their records with later requests."""
+    for tp in WIDE:
+        await host.append(host.broker(), b"x" * 1000, tp=tp)
+    broker, left = host.broker(bodies_bytes=bodies_bytes), WIDE
+
+    first = await consumed(broker, *WIDE, bytes_max=bytes_max)
+    for _ in WIDE:
+        found = await consumed(broker, *left, bytes_max=bytes_max)
+        left = [tp for tp, one in zip(left, found, strict=True) if not one.count]
+
+    most = max(1, bytes_max // 1000)
+    assert [1] * most + [0] * (8 - most) == [one.count for one in first]
+    assert {(1, 1)} == {(one.high_watermark, one.log_start_offset) for one in first}
+    assert [] == left
+
+
+async def test_the_limit_of_a_consume_holds_beside_a_partition_that_does_not_exist(host: Host) -> None:
+    """That one has an error; the others share the limit, and those without records have their ends."""
+    for tp in WIDE[1:]:
+        await host.append(host.broker(), b"x" * 1000, tp=tp)
+
+    wants = [FetchRequest(tp, 1, 1 << 20) for tp in WIDE]
+    error, *others = await host.broker().consume(wants, bytes_max=2_500, bytes_min=1, wait_s=0.0)
+
+    found = [one for one in others if isinstance(one, Fetched)]
+    assert isinstance(error, UnknownTopicPartition)
+    assert [1, 1, 1, 0, 0, 0, 0] == [one.count for one in found]  # one after another: the last may be larger
+    assert {(1, 1)} == {(one.high_watermark, one.log_start_offset) for one in found}
+
+
+@pytest.mark.parametrize(("bodies_bytes", "partitions"), [(0, 1), (6_000, 1), (11_000, 2), (1 << 20, 8)])
+async def test_a_consume_holds_no_more_of_large_entries_than_it_may(
+    host: Host, bodies_bytes: int, partitions: int
+) -> None:
+    """An entry is downloaded whole, for whichever record. Of those that are held, as much is given as may be."""
+    for tp in WIDE:
+        await host.append(host.broker(), *[b"x" * 1000] * 5, tp=tp)
+    downloaded: list[int] = []
+    get_range = host.store.get_range
+
+    async def counted(key: str, start: int, length: int) -> bytes:
+        downloaded.append(length)
+        return await get_range(key, start, length)
+
+    host.store.get_range = counted  # type: ignore[method-assign]
+    found = await consumed(host.broker(bodies_bytes=bodies_bytes), *WIDE, bytes_max=5_000)
+    host.store.get_range = get_range  # type: ignore[method-assign]
+
+    assert partitions == len(downloaded)
+    assert min(partitions, 5) == sum(bool(one.count) for one in found)
+    assert 4_000 <= sum(one.size for one in found) <= 5_000
 
 
 async def test_older_wal_blobs_of_one_partition_are_readable(host: Host) -> None:

@@ -89,7 +89,7 @@ async def test_a_consume_of_many_partitions_waits_for_one_get(host: Host) -> Non
         await host.append(broker, b"x", tp=tp)
     gets, reader = Gets(host), host.broker().reader
 
-    seconds = await gets.elapsed_s(reader.read_many([(tp, 1, 100) for tp in tps]))
+    seconds = await gets.elapsed_s(reader.read_many([(tp, 1, 100) for tp in tps], bytes_max=4000))
 
     assert 40 == gets.count and seconds < 3 * GET_S
 

@@ -40,7 +40,7 @@ async def test_a_fetch_says_where_it_started_where_to_go_on_and_how_far_the_log_
     broker = host.broker()
     await broker.admin.trim(TP, 3)
 
-    found, one = await broker.reader.read_many([(TP, 4, 1000), (TP, 4, 1)])
+    found, one = await broker.reader.read_many([(TP, 4, 1000), (TP, 4, 1)], bytes_max=2000)
 
     assert (4, 9, 8, 3) == (found.start_offset, found.next_offset, found.high_watermark, found.log_start_offset)
     assert (5, 5) == (found.count, found.size)

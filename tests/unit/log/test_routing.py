@@ -6,7 +6,7 @@ import msgspec
 
 from lakebed.log.loadtest import plan
 from lakebed.log.loadtest.plan import LoadTestScenario, PartitionRoute
-from lakebed.log.loadtest.summary import LoadTestSummary, page, quantiles, totals, warnings_of
+from lakebed.log.loadtest.summary import LoadTestSummary, OtherLoad, page, quantiles, totals, warnings_of
 
 BROKERS = ["b0", "b1", "b2", "b3"]
 
@@ -58,6 +58,18 @@ def test_what_does_not_add_up_is_a_warning() -> None:
     mixed = msgspec.structs.replace(steady, compactors=1)
     assert "only 2 of 3" in warnings_of(mixed, 100, 0, 100, both, 0.1)[0]
     assert "bottleneck" in warnings_of(steady, 100, 0, 100, both, 0.95)[0]
+
+
+def test_what_kafka_clients_lost_is_a_warning() -> None:
+    """Anomalies of their history, and records that their group did not read."""
+    mixed = LoadTestScenario("mixed", brokers=1, kafka_clients=1, kafka_consumers=1)
+
+    def warned(others: OtherLoad) -> list[str]:
+        return warnings_of(mixed, 100, 0, 110, {"b0": {}}, 0.1, others=others)
+
+    assert [] == warned(OtherLoad(kafka_records=10, kafka_consumed=10))
+    assert ["Kafka consumers read 9 of 10 acknowledged records"] == warned(OtherLoad(10, kafka_consumed=9))
+    assert "duplicate in t/0" in warned(OtherLoad(10, kafka_consumed=10, kafka_anomalies=["duplicate in t/0"]))[0]
 
 
 def test_brokers_totals_are_summed_and_what_is_stored_is_not() -> None:

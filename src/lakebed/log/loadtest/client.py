@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -19,10 +20,10 @@ import msgspec
 
 from lakebed.bench.load import LoadConnection, LoadRequest, cpu_s, post, rss_bytes
 from lakebed.log.bench import frames_of
-from lakebed.log.kafka.bench import LibrdkafkaLoad, librdkafka
+from lakebed.log.kafka.bench import LibrdkafkaHistory, librdkafka
 from lakebed.log.loadtest import plan
 from lakebed.log.loadtest.plan import LoadTestScenario, PartitionRoute, RoutingManifest
-from lakebed.log.loadtest.summary import quantiles, total
+from lakebed.log.loadtest.summary import ANOMALIES_MAX, OtherLoad, quantiles, total
 from lakebed.log.model import FIRST_OFFSET
 
 DOWN_S = 1.0  # how long a broker that did not answer is skipped
@@ -160,30 +161,58 @@ class LoadTestConsumers:
 
 
 class LoadTestKafkaClients:
-    """librdkafka's producers, each of which sends some records and waits for their acknowledgement, again and again."""
+    """librdkafka's producers, each of which sends some records and waits for their acknowledgement, again and again;
+    and its consumers, one group that reads all of that. The history of both is checked."""
 
     TOPIC, PARTITIONS, RECORDS = "load-kafka", 8, 2000
 
     def __init__(self, scenario: LoadTestScenario, servers: str) -> None:
         self._scenario, self._servers = scenario, servers
-        self.acknowledged = 0
+        self._topics = [f"{self.TOPIC}-{number}" for number in range(scenario.kafka_clients)]
+        self._history: LibrdkafkaHistory | None = None
+
+    async def prepare(self) -> None:
+        """Creates the topics. Without the package there are no Kafka clients."""
+        client = librdkafka() if self._topics else None
+        if client is not None:
+            self._history = await asyncio.to_thread(
+                LibrdkafkaHistory, client, self._servers, self._topics, self.PARTITIONS
+            )
 
     async def hammer(self) -> None:
-        client = librdkafka() if self._scenario.kafka_clients else None
-        if client is None:
+        """Sends until the time of the scenario is over."""
+        if self._history is None:
             return
-        loads = [
-            await asyncio.to_thread(LibrdkafkaLoad, client, self._servers, f"{self.TOPIC}-{number}", self.PARTITIONS)
-            for number in range(self._scenario.kafka_clients)
+        ended, produce = threading.Event(), self._history.produce
+        sending = [
+            asyncio.create_task(asyncio.to_thread(produce, f"p{number}", topic, self.RECORDS, ended))
+            for number, topic in enumerate(self._topics)
         ]
-        ends = time.perf_counter() + self._scenario.seconds
+        await asyncio.wait(sending, timeout=self._scenario.seconds)
+        ended.set()
+        await asyncio.gather(*sending)
 
-        async def one(load: LibrdkafkaLoad) -> None:
-            while time.perf_counter() < ends:
-                await load.produce(self.RECORDS)
-                self.acknowledged += self.RECORDS
+    async def consume(self, load_over: asyncio.Event) -> None:
+        """Reads until the load is over and everything is read."""
+        if self._history is None:
+            return
+        ended, consume = threading.Event(), self._history.consume
+        reading = [
+            asyncio.create_task(asyncio.to_thread(consume, f"c{number}", ended))
+            for number in range(self._scenario.kafka_consumers)
+        ]
+        await load_over.wait()
+        ended.set()
+        await asyncio.gather(*reading)
 
-        await asyncio.gather(*map(one, loads))
+    def outcome(self, consumers: LoadTestConsumers) -> OtherLoad:
+        """What was acknowledged and read beside the HTTP producers."""
+        history = self._history
+        if history is None:
+            return OtherLoad(0, consumers.consumed, consumers.gaps)
+        found = history.anomalies() if self._scenario.kafka_consumers else []
+        shown = [f"{one.kind} in {one.partition}: {one.detail}" for one in found[:ANOMALIES_MAX]]
+        return OtherLoad(history.acknowledged, consumers.consumed, consumers.gaps, history.consumed, shown)
 
 
 class LoadTestSamples(msgspec.Struct):

@@ -83,7 +83,8 @@ class LoadTestScenario(msgspec.Struct, frozen=True):
     compactors: int = 0  # worker processes of the log
     compact_every_s: float = 5.0
     compact_min_bytes: int = 4 * 1024 * 1024
-    kafka_clients: int = 0  # librdkafka producers, to a topic of their own
+    kafka_clients: int = 0  # librdkafka producers, each to a topic of its own
+    kafka_consumers: int = 0  # librdkafka consumers, one group that reads those topics
     seed: int = 7
 
 
@@ -93,7 +94,7 @@ SCENARIOS = {
         LoadTestScenario("steady"),
         LoadTestScenario("wide", partitions=128, owners=1),
         LoadTestScenario("kill", brokers=3, seconds=12.0, kill_at_s=5.0, selection="least_inflight"),
-        LoadTestScenario("mixed", consumers=8, compactors=1, kafka_clients=2),
+        LoadTestScenario("mixed", consumers=8, compactors=1, kafka_clients=2, kafka_consumers=2),
         LoadTestScenario("smoke", seconds=2.0, partitions=4, lanes=8, sample_s=0.1),
         LoadTestScenario(
             "mixed-smoke",
@@ -106,6 +107,7 @@ SCENARIOS = {
             compact_every_s=0.3,
             compact_min_bytes=64 * 1024,
             kafka_clients=1,
+            kafka_consumers=2,
         ),
     )
 }

@@ -98,7 +98,9 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
         client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
         servers = ",".join(f"{HOST}:{port}" for port in kafka.values())
         kafka_clients, consumers = LoadTestKafkaClients(chosen, servers), LoadTestConsumers(chosen, manifest, urls)
-        consuming = asyncio.create_task(consumers.run(load_over := asyncio.Event()))
+        await kafka_clients.prepare()
+        load_over = asyncio.Event()
+        consuming = asyncio.gather(consumers.run(load_over), kafka_clients.consume(load_over))
         sampled = {**urls, **workers}
         collecting = asyncio.create_task(collect(folder, sampled, pids, client, sample_s=chosen.sample_s, ended=ended))
         killing = asyncio.create_task(_kill(chosen, pids, client))
@@ -111,8 +113,8 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
         killing.cancel()
         samples = await collecting
         samples.stored_bytes = await _stored_bytes(environment, meta)
-    rivals = OtherLoad(kafka_clients.acknowledged, consumers.consumed, consumers.gaps)
-    return _summarize(environment, folder, chosen, manifest, client, rivals, samples, seconds, cpu / seconds)
+    others = kafka_clients.outcome(consumers)
+    return _summarize(environment, folder, chosen, manifest, client, others, samples, seconds, cpu / seconds)
 
 
 def _pid_of(pids: dict[str, int], broker: str) -> Callable[[int], None]:

@@ -11,6 +11,7 @@ import msgspec
 from lakebed.console.report import ChartLine, HtmlReport
 from lakebed.log.loadtest.plan import LoadTestScenario, RoutingManifest
 
+ANOMALIES_MAX = 100  # in a summary: where one record is wrong, all that follow may be
 BUSY = 0.8  # of a core: a generator above it may have been the bottleneck
 ARTIFACTS = (
     "resolved-config.json",
@@ -55,11 +56,16 @@ class BrokerTotals(msgspec.Struct, frozen=True):
 
 
 class OtherLoad(msgspec.Struct, frozen=True):
-    """What Kafka clients were acknowledged, and what consumers read of the HTTP clients' partitions."""
+    """What Kafka clients were acknowledged and read, and what consumers read of the HTTP clients' partitions.
+
+    `kafka_anomalies` are those of the history of the Kafka clients, the first `ANOMALIES_MAX`.
+    """
 
     kafka_records: int = 0
     consumed_records: int = 0
     gaps: int = 0
+    kafka_consumed: int = 0
+    kafka_anomalies: Sequence[str] = ()
 
 
 class LoadTestSummary(msgspec.Struct, frozen=True):
@@ -128,6 +134,10 @@ def warnings_of(
         found.append(f"consumers read {others.consumed_records} of {acknowledged} acknowledged records")
     if scenario.kafka_clients and not others.kafka_records:
         found.append("no Kafka client was acknowledged anything: is confluent-kafka installed?")
+    if others.kafka_anomalies:
+        found.append(f"the history of the Kafka clients has anomalies: {'; '.join(others.kafka_anomalies[:3])}")
+    if scenario.kafka_consumers and others.kafka_consumed < others.kafka_records:
+        found.append(f"Kafka consumers read {others.kafka_consumed} of {others.kafka_records} acknowledged records")
     acknowledged += others.kafka_records
     doubtful = unknown * scenario.records_per_request
     if accepted < acknowledged and not scenario.kill_at_s:
@@ -170,6 +180,7 @@ def page(
             "p50, ms": summary.latency_ms["p50"],
             "p99, ms": summary.latency_ms["p99"],
             "records acknowledged to Kafka clients": summary.others.kafka_records,
+            "records consumed by Kafka clients": summary.others.kafka_consumed,
             "records consumed": summary.others.consumed_records,
             "remaps": summary.remaps,
             "generator's CPU, of a core": summary.generator_cpu,

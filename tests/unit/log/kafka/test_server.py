@@ -20,14 +20,10 @@ import lakebed.log.kafka.data
 import lakebed.log.kafka.server
 from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, settle
-from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, Unavailable
 from lakebed.core.quotas import KeyQuotas
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.keys import KeyRecord, digest
-from lakebed.gateway.middleware import RefusalLog
-from lakebed.gateway.state import PortAccess
-from lakebed.log.broker import Broker
 from lakebed.log.kafka import wire
 from lakebed.log.kafka.data import DataRequests, _kept, served
 from lakebed.log.kafka.group_requests import GroupRequests
@@ -39,42 +35,16 @@ from lakebed.log.kafka.server import (
     KafkaConnection,
     KafkaServer,
 )
-from lakebed.log.kafka.service import TOPICS_FRESH_S, KafkaServices, RequestInfo
+from lakebed.log.kafka.service import TOPICS_FRESH_S, RequestInfo
 from lakebed.log.kafka.stream import SHARED_BYTES, FrameStream
 from lakebed.log.kafka.wire import API_VERSIONS, shaped
 from lakebed.log.kafka_batch import HEADER, KafkaRecord, checked, encode, kafka_records, split
 from lakebed.log.model import TopicPartition
 from lakebed.log.producers import RecordChunk
+from support.kafka_port import Transport, feed, services_of
 from support.log_host import Host
 
 KEY = KeyRecord("ann", digest(b"0123456789abcdef").hex(), ("*",))
-
-
-class Transport:
-    """A client's connection without a socket: counts how often reading was paused and resumed."""
-
-    def __init__(self) -> None:
-        self.pauses = self.resumes = 0
-        self.written = b""
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-    def get_extra_info(self, name: str) -> Any:
-        return ("127.0.0.1", 1) if name == "peername" else None
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        self.pauses += 1
-
-    def resume_reading(self) -> None:
-        self.resumes += 1
-
-    def write(self, data: bytes) -> None:
-        self.written += data
 
 
 def connection(stream: FrameStream, flight: FlightBytes, keys: Sequence[KeyRecord]) -> KafkaConnection:
@@ -91,15 +61,6 @@ def connected() -> tuple[FrameStream, Transport]:
     stream, transport = FrameStream(nothing), Transport()
     stream.connection_made(transport)  # type: ignore[arg-type]
     return stream, transport
-
-
-def feed(stream: FrameStream, data: bytes) -> int:
-    """As the event loop does, once: gives how much it received."""
-    buffer = stream.get_buffer(-1)
-    some = data[: len(buffer)]
-    buffer[: len(some)] = some
-    stream.buffer_updated(len(some))
-    return len(some)
 
 
 def incoming(*parts: bytes) -> FrameStream:
@@ -331,18 +292,6 @@ def test_a_fetch_into_the_middle_of_a_batch_has_the_offsets_of_its_records() -> 
     bases = [HEADER.unpack_from(batch.data)[0] for batch in split(served(11, [records]))]
 
     assert [10, 13] == bases
-
-
-def services_of(host: Host, context: Context) -> KafkaServices:
-    clock = host.clock
-    access = PortAccess(
-        Keyring((), clock),
-        KeyQuotas(clock),
-        context.metrics.counter("lakebed_http_throttled_total"),
-        RefusalLog(clock),
-        None,
-    )
-    return KafkaServices(context, Broker(context, host.meta()), access)
 
 
 def request(key: int, version: int, **fields: Any) -> bytes:
