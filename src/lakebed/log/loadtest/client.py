@@ -162,10 +162,10 @@ class LoadTestConsumers:
 class LoadTestKafkaClients:
     """librdkafka's producers, each of which sends some records and waits for their acknowledgement, again and again."""
 
-    TOPIC, PARTITIONS, RECORDS = "load-kafka", 8, 2000
+    PARTITIONS, RECORDS = 8, 2000
 
-    def __init__(self, scenario: LoadTestScenario, servers: str) -> None:
-        self._scenario, self._servers = scenario, servers
+    def __init__(self, scenario: LoadTestScenario, servers: str, topics: str) -> None:
+        self._scenario, self._servers, self._topics = scenario, servers, topics
         self.acknowledged = 0
 
     async def hammer(self) -> None:
@@ -173,7 +173,9 @@ class LoadTestKafkaClients:
         if client is None:
             return
         loads = [
-            await asyncio.to_thread(LibrdkafkaLoad, client, self._servers, f"{self.TOPIC}-{number}", self.PARTITIONS)
+            await asyncio.to_thread(
+                LibrdkafkaLoad, client, self._servers, f"{self._topics}-kafka-{number}", self.PARTITIONS
+            )
             for number in range(self._scenario.kafka_clients)
         ]
         ends = time.perf_counter() + self._scenario.seconds

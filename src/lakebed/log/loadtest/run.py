@@ -64,7 +64,8 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
     (folder / "logs").mkdir(parents=True)
     _write(folder / "resolved-config.json", chosen)
     _write(folder / "environment.json", _environment())
-    topics = {f"load-{number}": chosen.partitions for number in range(chosen.topics)}
+    prefix = f"load-{Ids().token()}"  # of this run's topics: another run may have used the metadata store
+    topics = {f"{prefix}-{number}": chosen.partitions for number in range(chosen.topics)}
     names = [f"broker-{number}" for number in range(chosen.brokers)]
     manifest = plan.manifest(topics, names, owners_per_partition=chosen.owners, seed=chosen.seed)
     _write(folder / "routing-manifest.json", manifest)
@@ -87,7 +88,10 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
         await _precreate(environment, meta, manifest)
         client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
         servers = ",".join(f"{HOST}:{port}" for port in kafka.values())
-        kafka_clients, consumers = LoadTestKafkaClients(chosen, servers), LoadTestConsumers(chosen, manifest, urls)
+        kafka_clients, consumers = (
+            LoadTestKafkaClients(chosen, servers, prefix),
+            LoadTestConsumers(chosen, manifest, urls),
+        )
         consuming = asyncio.create_task(consumers.run(load_over := asyncio.Event()))
         collecting = asyncio.create_task(collect(folder, urls, pids, client, sample_s=chosen.sample_s, ended=ended))
         killing = asyncio.create_task(_kill(chosen, pids, client))
