@@ -27,6 +27,7 @@ from lakebed.bench.commands import note_of
 from lakebed.bench.harness import BenchEnvironment
 from lakebed.core.ids import Ids
 from lakebed.core.settings import load
+from lakebed.embedded.endpoints import TARGETS_FILE, write_targets
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.log.bench import SERVE, process
 from lakebed.log.broker import Broker
@@ -73,6 +74,7 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
     async with AsyncExitStack() as stack:
         pids: dict[str, int] = {}
         urls: dict[str, str] = {}
+        urls_of_workers: list[str] = []
         ports = stack.enter_context(HeldPorts(Ids()))
         kafka = {broker: ports.take() for broker in names}
         for broker in names:
@@ -82,7 +84,10 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
             urls[broker] = await stack.enter_async_context(started)
         for number in range(chosen.compactors):
             log = folder / "logs" / f"compactor-{number}.log"
-            await stack.enter_async_context(process(environment, WORK, meta, log=log))
+            worker = process(environment, WORK, meta, log=log)
+            urls_of_workers.append(await stack.enter_async_context(worker))
+        write_targets(targets := out / TARGETS_FILE, [*urls.values(), *urls_of_workers])
+        stack.callback(targets.unlink, missing_ok=True)
         where = {"store": environment.settings.of(StoreSettings).url, "meta": meta.get("meta.backend", "sqlite")}
         _write(folder / "stack.json", {"brokers": urls, "pids": pids, **where})
         await _precreate(environment, meta, manifest)
