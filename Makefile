@@ -86,7 +86,7 @@ sim: setup ## seeded worlds with faults and crashes
 integration: setup ## real servers, real processes, kill -9
 	$(BIN)/pytest tests/integration -n $(WAITERS) --dist loadfile -m "not full"
 
-test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
+test-oxia: setup ## meta's contract and the log on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py
 
 browser: setup ## the console in a real browser; skipped, in so many words, where there is none

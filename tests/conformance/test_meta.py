@@ -1,12 +1,11 @@
 """The meta seam's contract, run on every backend: memory, SQLite, the bucket in memory and real, and a real Oxia.
 
-Oxia is tested where LAKEBED_TEST_OXIA names a running server (`make test-oxia` starts one).
+Oxia is tested where OXIA_ADDRESS names a running server (`make test-oxia` starts one).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,11 @@ from lakebed.meta.sqlite.backend import SqliteMeta
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
+from support import oxia_server
 
-OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
-BACKENDS = ["memory", "sqlite", "bucket-memory", "bins-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
+BACKENDS = ["memory", "sqlite", "bucket-memory", "bins-memory", "bucket-seaweedfs"] + (
+    ["oxia"] if oxia_server.ADDRESS else []
+)
 SESSION_S = 4.0  # a session whose end, or long life, is waited for; Oxia's client takes none below 2 s
 LASTING_S = 60.0  # any other: no pause between two heartbeats ends it
 GONE_S = 60.0  # a session that is silent is gone by then, on every backend
@@ -50,7 +51,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
         case "oxia":
             from lakebed.meta.oxia.backend import OxiaMeta
 
-            return lambda: OxiaMeta(runtime, OXIA)
+            return lambda: OxiaMeta(runtime, oxia_server.ADDRESS)
         case _:
             real = request.param == "bucket-seaweedfs"
             store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)

@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from lakebed.log.checker import Send
-from lakebed.store.settings import StoreSettings
 from support.kafka_gateway import QUIET, KafkaHistory, consumer, producer
-from support.log_processes import DEADLINE_S, Crew, crew_of, settings_of
+from support.log_processes import DEADLINE_S, Crew, crew_of
 
 PARTITIONS, PRODUCERS, LEAST, KILLS = 4, 3, 100, 4
 PAUSE_S = 0.004  # between two records of a producer
@@ -51,10 +50,10 @@ class KafkaLoad:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_killed_brokers_lose_and_repeat_nothing_of_idempotent_producers(
-    bucket_settings: StoreSettings, tmp_path: Path
+    log_settings: dict[str, str], tmp_path: Path
 ) -> None:
     """Every record is acknowledged once, and a group of two reads each at its offset, whoever was killed meanwhile."""
-    async with crew_of(tmp_path, settings_of(bucket_settings, tmp_path)) as (supervised, ports):
+    async with crew_of(tmp_path, log_settings) as (supervised, ports):
         names = {"b0": ports[:2], "b1": ports[2:]}
         for name, (http, kafka) in names.items():
             await supervised.start(name, "serve", http, "--kafka-port", str(kafka))

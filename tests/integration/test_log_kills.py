@@ -16,10 +16,9 @@ from lakebed.core.settings import env_name
 from lakebed.core.settings import load as load_settings
 from lakebed.log.checker import Operation, Poll, Send, check
 from lakebed.log.services import LogServices
-from lakebed.store.settings import StoreSettings
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import sections
-from support.log_processes import DEADLINE_S, Crew, crew_of, settings_of
+from support.log_processes import DEADLINE_S, Crew, crew_of
 
 PARTITIONS = (0, 1)
 LOAD_S = 8.0  # and on, until enough was acknowledged and everybody was killed
@@ -55,12 +54,11 @@ async def produce(client: AsyncClient, url: str, requested: dict[str, Any]) -> t
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 async def test_killed_brokers_and_compactors_leave_a_clean_history(
-    bucket_settings: StoreSettings, tmp_path: Path
+    log_settings: dict[str, str], tmp_path: Path
 ) -> None:
     """Every acknowledged record is read once at its offset, in order, no matter who was killed while it was written."""
     history: list[Operation] = []
-    settings = settings_of(bucket_settings, tmp_path)
-    async with crew_of(tmp_path, settings) as (supervised, ports):
+    async with crew_of(tmp_path, log_settings) as (supervised, ports):
         for name, command, port in zip(
             ("b0", "b1", "w0", "w1"), ("serve", "serve", "work", "work"), ports, strict=True
         ):
@@ -75,14 +73,14 @@ async def test_killed_brokers_and_compactors_leave_a_clean_history(
         )
         await supervised.ready("b0")
         await final_read(supervised, history)
-        await something_is_compacted(settings)
+        await something_is_compacted(log_settings)
         for name in ("w0", "w1"):
             supervised.children[name].kill()
 
     acknowledged = [one for one in history if isinstance(one, Send) and one.outcome == "ok"]
     assert len(acknowledged) > ACKNOWLEDGED
     assert check(history) == []
-    await nothing_referenced_is_missing(settings)
+    await nothing_referenced_is_missing(log_settings)
 
 
 async def produce_for(supervised: Crew, history: list[Operation], name: str, load: Load, *, stamped: bool) -> None:

@@ -12,17 +12,16 @@ import msgspec
 import pytest
 from httpx2 import AsyncClient
 
-from lakebed.store.settings import StoreSettings
-from support.log_processes import DEADLINE_S, crew_of, settings_of
+from support.log_processes import DEADLINE_S, crew_of
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_an_append_a_trim_and_a_delete_are_seen_at_the_other_gateway_without_waiting(
-    bucket_settings: StoreSettings, tmp_path: Path
+    log_settings: dict[str, str], tmp_path: Path
 ) -> None:
     """Every poll has max_wait_ms 0; the other gateway has the records in its tail cache when they are taken away."""
-    async with crew_of(tmp_path, settings_of(bucket_settings, tmp_path)) as (supervised, ports):
+    async with crew_of(tmp_path, log_settings) as (supervised, ports):
         for name, port in zip(("b0", "b1"), ports, strict=False):
             await supervised.start(name, "serve", port)
         for name in ("b0", "b1"):
@@ -46,10 +45,10 @@ async def test_an_append_a_trim_and_a_delete_are_seen_at_the_other_gateway_witho
 
 @pytest.mark.timeout(300)
 async def test_a_consumer_at_the_other_gateway_sees_a_record_long_before_its_poll(
-    bucket_settings: StoreSettings, tmp_path: Path
+    log_settings: dict[str, str], tmp_path: Path
 ) -> None:
     """The gateways find each other and send notices: with a poll each 10 s, a record is there within a second or so."""
-    settings = {**settings_of(bucket_settings, tmp_path), "log.poll_s": "10"}
+    settings = {**log_settings, "log.poll_s": "10"}
     async with crew_of(tmp_path, settings) as (supervised, ports):
         for name, port in zip(("b0", "b1"), ports, strict=False):
             await supervised.start(name, "serve", port)

@@ -1,4 +1,5 @@
-"""`make test-oxia`: obtains an Oxia server by its Go module's name, starts it on loopback, runs meta's contract on it.
+"""`make test-oxia`: obtains an Oxia server by its Go module's name, starts it on loopback, and runs on it meta's
+contract, the log's own suites, its processes that are killed, and a load test.
 
 Ends with 0 and reports SKIPPED where there is no Go, or where no known version of the module can be had. With
 LAKEBED_OXIA_REQUIRED set these are failures. OXIA_BINARY names a server that is there already.
@@ -36,6 +37,15 @@ MENDED = {
         ),
     )
 }
+TESTS = (
+    "oxia",
+    "conformance/test_meta.py",
+    "unit/log",
+    "integration/test_log_two_gateways.py",
+    "integration/test_log_kills.py",
+    "integration/test_kafka_kills.py",
+    "integration/test_log_loadtest.py",
+)
 BUILD_S = 900.0
 READY_S = 150.0
 STOP_S = 10.0
@@ -139,9 +149,9 @@ def tested_at(binary: Path, version: str, data: Path, public: str, metrics: str)
         if not ready(public, server):
             print(Path(data, "server.log").read_text(errors="replace")[-2000:], file=sys.stderr)
             return 1
-        env = {**os.environ, "LAKEBED_TEST_OXIA": public}
+        env = {**os.environ, "OXIA_ADDRESS": public}
         print(f"test-oxia: {version}", file=sys.stderr)
-        tests = [str(ROOT / "tests" / "conformance" / "test_meta.py"), str(ROOT / "tests" / "oxia")]
+        tests = [str(ROOT / "tests" / test) for test in TESTS]
         ended = subprocess.run([sys.executable, "-m", "pytest", *tests, "-k", "oxia"], env=env, check=False).returncode
         if ended != 0:
             print(Path(data, "server.log").read_text(errors="replace")[-4000:], file=sys.stderr)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,11 +14,14 @@ from lakebed.core.errors import Invalid, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
-from lakebed.meta.model import prefix_end
+from lakebed.log import paths
+from lakebed.log.model import TopicPartition
+from lakebed.log.registry import GROUP, PartitionRegistry
+from lakebed.meta.model import MetaEntry, prefix_end
 from lakebed.meta.oxia.backend import OxiaMeta
-from lakebed.meta.oxia.order import INTERNAL
+from lakebed.meta.oxia.order import INTERNAL, KeyRange
+from support.oxia_server import ADDRESS
 
-ADDRESS = os.environ.get("LAKEBED_TEST_OXIA", "")
 needs_oxia = pytest.mark.skipif(not ADDRESS, reason="no Oxia server: make test-oxia starts one")
 
 
@@ -99,3 +102,23 @@ async def test_many_large_entries_come_in_one_scan(meta: OxiaMeta) -> None:
     found = await meta.range(f"llog/{topic}/", prefix_end(f"llog/{topic}/"), limit=100, partition_key=topic)
 
     assert sum(len(entry.value) for entry in found) == 12 * 512 * 1024
+
+
+@needs_oxia
+async def test_all_partitions_are_discovered_in_one_request(meta: OxiaMeta, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: their entries are one folder on one shard, which the server gives whole."""
+    registry, topic = PartitionRegistry(meta), f"many-{Ids().token()}"
+    tps = [TopicPartition(topic, number) for number in range(60)]
+    for tp in tps:
+        await registry.register(tp)
+    requested = list[tuple[str, str]]()
+    scan = meta._scan
+
+    def counted(client: Any, keys: KeyRange, start: str, end: str, partition_key: str) -> Iterator[MetaEntry]:
+        requested.append((keys.start, partition_key))
+        return scan(client, keys, start, end, partition_key)
+
+    monkeypatch.setattr(meta, "_scan", counted)
+    found = [tp async for tp in registry.partitions("") if tp.topic == topic]
+
+    assert (tps, [(paths.REGISTRY, GROUP)]) == (sorted(found), requested)

@@ -1,10 +1,11 @@
-"""A broker and its services on one memory store and one memory meta, with a clock that moves only on request."""
+"""A broker and its services on one memory store and one meta store, with a clock that moves only on request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
@@ -20,22 +21,54 @@ from lakebed.log.producers import RecordChunk, Stamp
 from lakebed.log.services import LogServices
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import PartitionAppend
+from lakebed.meta.bucket.backend import BucketMeta
 from lakebed.meta.memory import MemoryMeta, MemoryState
+from lakebed.meta.model import RANGE_LIMIT_MAX, prefix_end
+from lakebed.meta.oxia.backend import OxiaMeta
+from lakebed.meta.protocol import Meta, put_each
 from lakebed.store.memory import MemoryStore
+from lakebed.store.runtime import StoreRuntime
+from support import oxia_server
+
+R = TypeVar("R")
+
+METAS = ("memory", "bucket", *(["oxia"] if oxia_server.ADDRESS else []))  # what the log's own tests run on
+WITH_REGISTRY = tuple(name for name in METAS if name != "bucket")  # a backend that names its groups needs none
 
 TP = TopicPartition("orders", 0)
 DEFAULTS: dict[str, Any] = {"compact_min_entries": 2, "vacuum_horizon_s": 100.0, "batch_max_delay_ms": 5.0}
 
 
+class OxiaAtOnce(OxiaMeta):
+    """A call takes no turn of the event loop, so that a clock that moves only on request cannot overtake it."""
+
+    async def _call(self, verb: str, run: Callable[[Any], R], *, writes: bool = False) -> R:
+        self._requests.labels(verb=verb).inc()
+        return self._run(run, writes)
+
+
+def each_put(meta: Meta) -> None:
+    """From now on a put of several is several puts, so that a test that replaces `put` has them all."""
+    meta.put_all = partial(put_each, meta)  # type: ignore[method-assign]
+
+
 class Host:
     """One host: its bucket and meta, and as many brokers and workshops on them as a test wants."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "memory") -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(clock=self.clock)
-        self.state = MemoryState()
         self.tp = TP
+        self._backend = backend
+        self._state = MemoryState()
+        self._meta_store = MemoryStore(clock=self.clock)  # of its own: what a test does to the bucket, meta has not
+        self._metas: list[Meta] = []
         self._seed = 0
+
+    @property
+    def state(self) -> MemoryState:
+        assert self._backend == "memory", "a test that looks into the memory meta runs on no other"
+        return self._state
 
     def context(self, **settings: Any) -> Context:
         self._seed += 1
@@ -49,8 +82,28 @@ class Host:
             metrics=Metrics(),
         )
 
-    def meta(self) -> MemoryMeta:
-        return MemoryMeta(Runtime(self.clock, Ids.seeded(f"meta-{self._seed}"), Metrics()), self.state)
+    def meta(self) -> Meta:
+        self._metas.append(self._opened(Runtime(self.clock, Ids.seeded(f"meta-{self._seed}"), Metrics())))
+        return self._metas[-1]
+
+    def _opened(self, runtime: Runtime) -> Meta:
+        match self._backend:
+            case "memory":
+                return MemoryMeta(runtime, self._state)
+            case "bucket":
+                on_store = StoreRuntime(runtime.clock, runtime.ids, runtime.metrics, self._meta_store)
+                return BucketMeta(on_store, "llog-meta", layout="bins")
+            case _:
+                return OxiaAtOnce(runtime, oxia_server.ADDRESS)
+
+    async def emptied(self) -> None:
+        """A server is one for all tests: what others left on it goes."""
+        if self._backend == "oxia":
+            await oxia_server.empty(self.looking)
+
+    async def close(self) -> None:
+        for meta in self._metas:
+            await meta.close()
 
     def broker(self, **settings: Any) -> Broker:
         return Broker(self.context(**settings), self.meta())
@@ -98,8 +151,23 @@ class Host:
             offset += len(more)
         return found
 
-    def meta_keys(self, part: str = "") -> list[str]:
-        return [key for key in self.state.keys if part in key]
+    @cached_property
+    def looking(self) -> Meta:
+        """The test's own client."""
+        return self.meta()
+
+    async def meta_keys(self, part: str = "") -> list[str]:
+        found = [await self.looking.range(root, prefix_end(root), limit=RANGE_LIMIT_MAX) for root in oxia_server.ROOTS]
+        return sorted(entry.key for entries in found for entry in entries if part in entry.key)
+
+    async def meta_value(self, key: str, partition_key: str = TP.partition_key) -> bytes:
+        return (await self.looking.get(key, partition_key=partition_key)).value
+
+    async def meta_put(self, key: str, value: bytes, partition_key: str = TP.partition_key) -> None:
+        await self.looking.put(key, value, partition_key=partition_key)
+
+    async def meta_remove(self, key: str, partition_key: str = TP.partition_key) -> None:
+        await self.looking.delete(key, partition_key=partition_key)
 
     async def objects(self, prefix: str = "llog/") -> list[str]:
         return [info.key async for info in self.store.list(prefix)]

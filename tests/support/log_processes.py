@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
 from httpx2 import AsyncClient, HTTPError
 
 from lakebed.core.clock import SystemClock
@@ -18,12 +19,18 @@ from lakebed.core.settings import env_name
 from lakebed.embedded.child import Child
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.store.settings import StoreSettings
+from support import oxia_server
 
 DEADLINE_S = 250.0
 
 
-def settings_of(store: StoreSettings, folder: Path) -> dict[str, str]:
+METAS = ("sqlite", pytest.param("bucket", marks=pytest.mark.full), *(["oxia"] if oxia_server.ADDRESS else []))
+
+
+def settings_of(store: StoreSettings, folder: Path, meta: str = "sqlite") -> dict[str, str]:
     return {
+        "meta.backend": meta,
+        "meta.address": oxia_server.ADDRESS,
         "store.url": store.url,
         "store.prefix": store.prefix,
         "store.endpoint": store.endpoint,
@@ -32,7 +39,7 @@ def settings_of(store: StoreSettings, folder: Path) -> dict[str, str]:
         "meta.path": str(folder / "meta.sqlite"),
         "log.compact_every_s": "0.3",
         "log.compact_min_entries": "4",
-        "log.claim_s": "1.5",
+        "log.claim_s": "2.5",  # Oxia has no session of less than 2 s
         "log.vacuum_every_s": "1.0",
         "log.vacuum_horizon_s": "2.0",
         "log.batch_max_delay_ms": "5",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import inspect
 import re
 import signal
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from lakebed.bench.commands import bench
 from lakebed.cli.main import app
+from lakebed.cli.where import DEFAULT_DIR
 from lakebed.core.metrics import TABLE, Metrics
 from lakebed.core.settings import env_name
+from lakebed.embedded.endpoints import TARGETS_FILE
 from lakebed.filer.transport import grpc_address
 from lakebed.gateway import health, metrics
 from lakebed.gateway.listen import STOP_SIGNALS
@@ -75,7 +79,6 @@ def test_the_image_listens_where_the_others_look() -> None:
     }
     variables = {entry["name"]: entry["value"] for _, container in containers() for entry in container["env"]}
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    prometheus = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())["scrape_configs"][0]
 
     assert {"serve": image["LAKEBED_GATEWAY_PORT"], "work": image["LAKEBED_GATEWAY_WORK_PORT"]} == {
         command: str(port) for command, port in PORTS.items()
@@ -84,7 +87,6 @@ def test_the_image_listens_where_the_others_look() -> None:
     assert ("8080", "8081") == (variables["LAKEBED_GATEWAY_PORT"], variables["LAKEBED_GATEWAY_WORK_PORT"])
     for service in compose.values():
         assert f":{PORTS[service['command'][0]]}/healthz" in service["healthcheck"]["test"][-1]
-    assert ["127.0.0.1:8080", "127.0.0.1:8081"] == prometheus["static_configs"][0]["targets"]
 
 
 def test_probes_ask_routes_that_exist() -> None:
@@ -237,6 +239,52 @@ def test_a_unit_starts_a_command_that_exists(file: Path) -> None:
     app.parse_args(words, exit_on_error=False, print_error=False)
 
 
+def scrape_jobs() -> dict[str, Any]:
+    """Of the Prometheus beside a stack."""
+    every = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())["scrape_configs"]
+    return {job["job_name"]: job for job in every}
+
+
+def test_prometheus_scrapes_each_process_of_the_compose_file_at_a_port_that_it_publishes() -> None:
+    """Both gateways and the workers, whose metrics are those of compaction and retention, with a key."""
+    job, published = scrape_jobs()["lakebed"], list[str]()
+    for service in compose_services().values():
+        (mapping,) = service["ports"]
+        outside, _, inside = mapping.rpartition(":")
+        assert str(PORTS[service["command"][0]]) == inside
+        published.append(outside)
+
+    (static,) = job["static_configs"]
+    assert sorted(published) == sorted(static["targets"]) and len(published) == len(set(published))
+    assert env_name("gateway.keys_file") in (DEPLOY / "lakebed.env.example").read_text()
+    assert job["authorization"]
+
+
+def test_the_key_of_prometheus_is_made_by_a_command_that_is_documented_and_in_no_commit() -> None:
+    """The file that the job reads is the one that the command writes, with the right that the route demands."""
+    file = Path("deploy/monitoring") / scrape_jobs()["lakebed"]["authorization"]["credentials_file"]
+    page = (ROOT / "docs/operations/deploy.md").read_text()
+    (said,) = re.findall(rf"^docker compose .* exec -T (\S+) lakebed (.*) \| .* > {file}$", page, re.MULTILINE)
+
+    assert said[0] in compose_services()
+    app.parse_args(said[1].split(), exit_on_error=False, print_error=False)
+    assert f"--rights {RIGHT}" in said[1]
+    for ignored in (".gitignore", ".dockerignore"):
+        assert str(file) in (ROOT / ignored).read_text().splitlines()
+
+
+def test_prometheus_finds_local_stacks_and_load_tests_by_the_files_that_they_write() -> None:
+    """In their default folders, without a key: they listen on loopback."""
+    job = scrape_jobs()["lakebed-local"]
+    (found,) = job["file_sd_configs"]
+    out = inspect.signature(bench).parameters["out"].default
+
+    assert "authorization" not in job
+    assert [ROOT / DEFAULT_DIR / TARGETS_FILE, ROOT / out / TARGETS_FILE] == [
+        (DEPLOY / "monitoring" / file).resolve() for file in found["files"]
+    ]
+
+
 def test_the_files_that_are_named_exist() -> None:
     """Dashboards and rules are those that the documentation has."""
     prometheus = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())
@@ -250,8 +298,8 @@ def test_the_files_that_are_named_exist() -> None:
 def test_metrics_are_scraped_where_each_pod_serves_them() -> None:
     """By the annotations of the pods, and by Prometheus beside a stack, at a route that the gateway has."""
     routes = {route.path for route in metrics.routes(Metrics())}  # type: ignore[attr-defined]
-    (job,) = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())["scrape_configs"]
-    assert job["metrics_path"] in routes
+    for job in scrape_jobs().values():
+        assert job["metrics_path"] in routes
     for deployment in manifests("Deployment"):
         pod = deployment["spec"]["template"]
         (container,) = pod["spec"]["containers"]
@@ -286,14 +334,15 @@ def test_pods_run_as_the_users_of_the_image_and_may_do_no_more() -> None:
 
 
 def test_compose_publishes_each_gateway_on_a_port_of_its_own_and_on_loopback_alone() -> None:
-    """The one behind it is the image's; workers are not published. All are of one image and come back by themselves."""
+    """The one behind it is the image's; so is that of the workers. All are of one image and come back by themselves."""
     services = compose_services()
     gateways = {name: one for name, one in services.items() if one["command"] == ["serve"]}
     published = [port.split(":") for one in gateways.values() for port in one["ports"]]
 
     assert len(gateways) == len({port for _, port, _ in published}) > 1
     assert {("127.0.0.1", str(PORTS["serve"]))} == {(host, inner) for host, _, inner in published}
-    assert {"workers"} == set(services) - set(gateways) and "ports" not in services["workers"]
+    assert {"workers"} == set(services) - set(gateways)
+    assert [f"127.0.0.1:{PORTS['work']}:{PORTS['work']}"] == services["workers"]["ports"]
     assert {("lakebed", "unless-stopped")} == {(one["image"], one["restart"]) for one in services.values()}
     for service in services.values():
         assert service["stop_signal"] and set(service["healthcheck"]) == {

@@ -11,8 +11,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -100,6 +102,7 @@ def start_ticks(pid: int) -> int:
 
 
 ENDPOINTS_FILE = "endpoints.json"
+TARGETS_FILE = "prometheus.json"
 SUPERVISOR = "supervisor"
 
 
@@ -254,6 +257,13 @@ def child_environment(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
     settings = {env_name(key): value for key, value in stack_settings(folder, bucket).items()}
     # A stack has one gateway: its answers to queries are complete.
     return {env_name("batches.query_collector"): "true", **os.environ, **settings, "LAKEBED_DIR": str(folder)}
+
+
+def write_targets(file: Path, urls: Iterable[str]) -> None:
+    """Where Prometheus finds these servers, for its `file_sd_configs`. Replaces the file atomically."""
+    split = [urlsplit(url) for url in urls]
+    rows = [{"targets": [each.netloc], "labels": {"__scheme__": each.scheme}} for each in split]
+    write_private(file, msgspec.json.format(msgspec.json.encode(rows)))
 
 
 def write_private(file: Path, data: bytes) -> None:

@@ -26,6 +26,7 @@ from lakebed.embedded.endpoints import (
     DISK_LOW_BYTES,
     ENDPOINTS_FILE,
     SUPERVISOR,
+    TARGETS_FILE,
     Endpoints,
     FolderLock,
     StackProcess,
@@ -36,6 +37,7 @@ from lakebed.embedded.endpoints import (
     start_ticks,
     write,
     write_private,
+    write_targets,
 )
 from lakebed.embedded.ports import HeldPorts
 from lakebed.embedded.program import BucketProgram, Program, ServerCommand, ServerProgram
@@ -146,7 +148,8 @@ class Stack:
             for program in reversed(self._programs):
                 program.child.kill()
             self._bucket.clear()
-            (self.folder / ENDPOINTS_FILE).unlink(missing_ok=True)
+            for name in (ENDPOINTS_FILE, TARGETS_FILE):
+                (self.folder / name).unlink(missing_ok=True)
             self._lock.release()
         self._report(StackEvent("stack", "stopped", self._clock.monotonic_s() - started_s))
 
@@ -252,6 +255,7 @@ class Stack:
             settings_sha256=self._settings_sha256,
         )
         write(self.folder, endpoints)
+        write_targets(self.folder / TARGETS_FILE, urls.values())
         return endpoints
 
     def _started(self) -> list[Program]:

@@ -89,9 +89,10 @@ class LogSettings(Section, frozen=True):
     compact_blob_bytes: Annotated[
         int, describe("Limits the bytes of one compacted blob, of one partition or of several that share it.")
     ] = 64 * 1024 * 1024
-    claim_s: Annotated[float, describe("Releases the claims of a compactor that reported nothing for this long.")] = (
-        15.0
-    )
+    claim_s: Annotated[
+        float,
+        describe("Releases the claims of a compactor that reported nothing for this long; Oxia takes 2 s or more."),
+    ] = 15.0
     retention_s: Annotated[
         float, describe("Deletes records older than this; 0 keeps them.", when="topics must not grow forever")
     ] = 0.0

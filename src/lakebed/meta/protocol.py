@@ -48,7 +48,7 @@ class GroupedMeta(Protocol):
     """A backend that can name its groups, which is cheaper than a scan of their keys."""
 
     async def groups(self) -> list[str]:
-        """The partition keys of all groups that were ever written, sorted."""
+        """The partition keys of all groups that have an entry, sorted. Some of them may have none any more."""
 
 
 class Meta(Protocol):

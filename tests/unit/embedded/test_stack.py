@@ -16,7 +16,7 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.embedded import stack as module
 from lakebed.embedded import supervise
-from lakebed.embedded.endpoints import Endpoints, StackProcess, environment, find, start_ticks, write
+from lakebed.embedded.endpoints import TARGETS_FILE, Endpoints, StackProcess, environment, find, start_ticks, write
 from lakebed.embedded.ports import HeldPorts
 from lakebed.embedded.stack import RESTART_WINDOW_S, RESTARTS_MAX, Stack, clear_killed
 from support.embedded_fixtures import BUCKET, FakeChild
@@ -96,6 +96,23 @@ async def test_the_bucket_comes_first_and_goes_last(tmp_path: Path) -> None:
         (event.name, event.what, event.seconds) for event in ground.reported[:3]
     ]
     assert ("stack", "stopped") == (ground.reported[-1].name, ground.reported[-1].what)
+
+
+async def test_prometheus_finds_the_servers_of_a_stack_while_it_runs(tmp_path: Path) -> None:
+    """By a file in its folder, in the form of `file_sd_configs`; a stack that has ended has no targets."""
+    ground = Ground(tmp_path)
+    ground.gateway.url, ground.workers.url = "https://127.0.0.1:5001", "http://127.0.0.1:5002"
+    file = tmp_path / TARGETS_FILE
+
+    await ground.stack.start()
+    found = msgspec.json.decode(file.read_bytes())
+    await ground.stack.stop()
+
+    assert not file.exists()
+    assert [
+        {"targets": ["127.0.0.1:5001"], "labels": {"__scheme__": "https"}},
+        {"targets": ["127.0.0.1:5002"], "labels": {"__scheme__": "http"}},
+    ] == found
 
 
 async def test_a_program_that_does_not_come_up_leaves_nothing(tmp_path: Path) -> None:

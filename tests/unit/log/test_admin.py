@@ -24,7 +24,9 @@ from lakebed.log.model import (
 from lakebed.log.producers import RecordChunk, Stamp
 from lakebed.log.reader import BlobGone
 from lakebed.log.writer import PartitionAppend
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 SECOND = TopicPartition("orders", 10)
 
@@ -35,8 +37,8 @@ async def left_pending(host: Host, broker: Any, *records: bytes) -> None:
     found = await broker.records.control(TP)
     assert found.value.pending is not None
     await broker.writer.drain()
-    host.state.remove(paths.index(TP, found.value.sequence_counter))
-    host.state.store(paths.control(TP), msgspec.json.encode(found.value), None)
+    await host.meta_remove(paths.index(TP, found.value.sequence_counter))
+    await host.meta_put(paths.control(TP), msgspec.json.encode(found.value))
 
 
 async def test_a_description_counts_records_and_what_is_not_compacted(host: Host) -> None:
@@ -194,9 +196,10 @@ async def test_an_offset_that_is_committed_while_its_topic_is_deleted_goes_with_
     broker.meta.put = behind_a_commit  # type: ignore[method-assign]
     await broker.admin.delete("orders", reason="old")
 
-    assert [] == host.meta_keys("/groups/")
+    assert [] == await host.meta_keys("/groups/")
 
 
+@pytest.mark.metas("memory")  # its meta takes the time of the clock
 async def test_partitions_are_looked_at_side_by_side(host: Host) -> None:
     """A list of 200 of them over a meta store that takes 25 ms for each get: each of Metadata's answers needs one."""
     broker = host.broker()
@@ -232,7 +235,7 @@ async def test_delete_takes_offsets_and_settings_with_it_and_says_why(host: Host
         tombstone.changed_at_ms,
         tombstone.log_start_offset,
     )
-    assert ([], []) == (host.meta_keys("/groups/"), host.meta_keys("/config"))
+    assert ([], []) == (await host.meta_keys("/groups/"), await host.meta_keys("/config"))
     for topic in ("orders", "never"):
         with pytest.raises(UnknownTopicPartition):
             await broker.admin.delete(topic, reason="again")

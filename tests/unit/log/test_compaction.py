@@ -26,7 +26,9 @@ from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import BlobGone
 from lakebed.log.sweeper import LogSweeper
 from lakebed.log.writer import Appended, PartitionAppend
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 OTHER = TopicPartition("clicks", 0)
 
@@ -91,13 +93,13 @@ async def test_compaction_changes_nothing_for_readers(host: Host) -> None:
     reader = host.broker()
     assert before == await host.read_all(reader)
     assert [[record] for record in before] == [await host.read(reader, at, bytes_max=1) for at in range(1, 11)]
-    assert [paths.index(TP, 10)] == host.meta_keys("/index/")
-    entry = msgspec.json.decode(host.state.entries[paths.index(TP, 10)].value, type=IndexEntry)
+    assert [paths.index(TP, 10)] == await host.meta_keys("/index/")
+    entry = msgspec.json.decode(await host.meta_value(paths.index(TP, 10)), type=IndexEntry)
     assert (entry.type, entry.msg_count, entry.byte_offset) == ("COMPACTED", 10, None)
     assert "/data/compacted/" in entry.data_key
-    cursor = msgspec.json.decode(host.state.entries[paths.cursor(TP)].value, type=Cursor)
+    cursor = msgspec.json.decode(await host.meta_value(paths.cursor(TP)), type=Cursor)
     assert cursor.offset == 11
-    assert host.meta_keys("meta/compaction") == [paths.cursor(TP)]
+    assert await host.meta_keys("meta/compaction") == [paths.cursor(TP)]
     assert await services.compactor.compact_once(TP) == "idle"
 
 
@@ -115,16 +117,16 @@ async def test_a_compactor_that_dies_at_any_step_is_finished_by_another(
     for _ in range(200):
         await asyncio.sleep(0)
 
-    state = host.state.entries.get(paths.compaction(TP))
-    seen = msgspec.json.decode(state.value, type=Compaction).state if state else "none"
+    found = await successor.records.find(TP, paths.compaction(TP), Compaction)
+    seen = found.value.state if found else "none"
     assert before == await host.read_all(host.broker()), f"unreadable in state {seen}"
     for _ in range(3):
         await successor.compactor.compact_once(TP)
     task.cancel()
 
     assert before == await host.read_all(host.broker())
-    assert [paths.index(TP, 10)] == host.meta_keys("/index/")
-    assert host.meta_keys("meta/compaction") == [paths.cursor(TP)]
+    assert [paths.index(TP, 10)] == await host.meta_keys("/index/")
+    assert await host.meta_keys("meta/compaction") == [paths.cursor(TP)]
 
 
 def _die_at(services: Any, verb: str, nth: int, when: str) -> None:
@@ -145,12 +147,12 @@ def _die_at(services: Any, verb: str, nth: int, when: str) -> None:
 async def test_a_writer_that_was_held_up_cannot_undo_a_compaction(host: Host) -> None:
     """Its late index entry neither replaces the compacted one nor hides records from readers."""
     broker, services = await fill(host, 2), host.services()
-    late = msgspec.json.decode(host.state.entries[paths.index(TP, 2)].value, type=IndexEntry)
-    end = msgspec.json.decode(host.state.entries[paths.index(TP, 4)].value, type=IndexEntry)
+    late = msgspec.json.decode(await host.meta_value(paths.index(TP, 2)), type=IndexEntry)
+    end = msgspec.json.decode(await host.meta_value(paths.index(TP, 4)), type=IndexEntry)
     before = await host.read_all(broker)
     await services.compactor.compact_once(TP)
 
-    host.state.store(paths.index(TP, 2), msgspec.json.encode(late), None)
+    await host.meta_put(paths.index(TP, 2), msgspec.json.encode(late))
     for key, entry in ((paths.index(TP, 4), end),):
         with pytest.raises(LakebedError):
             await broker.records.create(TP, key, entry)
@@ -159,7 +161,7 @@ async def test_a_writer_that_was_held_up_cannot_undo_a_compaction(host: Host) ->
     await host.clock.advance(1000)
     await services.sweeper.sweep_once()
     assert before == await host.read_all(host.broker())
-    assert [paths.index(TP, 4)] == host.meta_keys("/index/")
+    assert [paths.index(TP, 4)] == await host.meta_keys("/index/")
 
 
 async def test_trim_hides_records_at_once_and_frees_them_later(host: Host) -> None:
@@ -173,10 +175,10 @@ async def test_trim_hides_records_at_once_and_frees_them_later(host: Host) -> No
         await host.read(broker, 11)
     assert await host.read(broker, 12) == [b"d0"]
     assert await services.retention.apply_once(TP) == 1
-    assert [paths.index(TP, 12)] == host.meta_keys("/index/")
+    assert [paths.index(TP, 12)] == await host.meta_keys("/index/")
     await broker.admin.trim(TP, 13)
     await services.retention.apply_once(TP)
-    assert [paths.index(TP, 12)] == host.meta_keys("/index/")
+    assert [paths.index(TP, 12)] == await host.meta_keys("/index/")
     assert not [key for key in await host.objects() if "compacted" in key]
 
 
@@ -245,7 +247,7 @@ async def test_a_deleted_topic_leaves_nothing_and_comes_back_behind_its_offsets(
         await services.sweeper.sweep_once()
     await services.retention.apply_once(TP)
 
-    assert host.state.keys == []
+    assert await host.meta_keys() == []
     assert await host.objects() == []
 
 
@@ -321,7 +323,7 @@ async def test_a_vacuum_that_stopped_goes_on_behind_its_cursor_in_any_process(ho
 
     host.store.list = seen  # type: ignore[method-assign]
     passes = 0
-    while passes < 100 and (passes == 0 or host.meta_keys("_vacuum")):
+    while passes < 100 and (passes == 0 or await host.meta_keys("_vacuum")):
         passes += 1
         await small_sweeper(host, host.services(), candidates_max=3, listed_max=3).sweep_once()
 
@@ -414,12 +416,12 @@ async def test_the_schedule_discovers_claims_and_compacts(host: Host) -> None:
     broker, one, two = await fill(host), host.services(), host.services()
     await host.append(broker, b"x", tp=OTHER)
     session = await two.meta.open_session(timeout_s=15)
-    await two.meta.put(paths.claim(OTHER), b"{}", session=session)
+    await two.meta.put(paths.claim(OTHER), b"{}", session=session, partition_key=OTHER.partition_key)
 
     assert await one.scheduler.pass_once() == {TP: "compacted", OTHER: "busy"}
     await session.close()
     assert await one.scheduler.pass_once() == {TP: "idle", OTHER: "idle"}
-    assert host.meta_keys("compactor-claim") == []
+    assert await host.meta_keys("compactor-claim") == []
 
 
 async def test_a_buried_partition_is_forgotten_by_the_schedule(host: Host) -> None:

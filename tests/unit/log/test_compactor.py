@@ -21,7 +21,9 @@ from lakebed.log.sweeper import LogSweepReport, shadows
 from lakebed.log.workers import LogSchedule, PassTime, StoredBytesScan, _vacuum, workers
 from lakebed.log.writer import PartitionAppend
 from lakebed.meta.model import MetaEntry
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, WITH_REGISTRY, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 
 async def fill(host: Host, count: int = 5) -> Any:
@@ -45,8 +47,8 @@ async def pending_again(host: Host, broker: Any, *records: bytes) -> None:
     await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns(records)),))])
     found = (await broker.records.control(TP)).value
     await broker.writer.drain()
-    host.state.remove(paths.index(TP, found.sequence_counter))
-    host.state.store(paths.control(TP), msgspec.json.encode(found), None)
+    await host.meta_remove(paths.index(TP, found.sequence_counter))
+    await host.meta_put(paths.control(TP), msgspec.json.encode(found))
 
 
 async def test_a_compactor_finishes_the_append_of_a_broker_that_died(host: Host) -> None:
@@ -57,7 +59,7 @@ async def test_a_compactor_finishes_the_append_of_a_broker_that_died(host: Host)
 
     assert "compacted" == await services.compactor.compact_once(TP)
     assert (await services.records.control(TP)).value.pending is None
-    assert [paths.index(TP, 5)] == host.meta_keys("/index/")
+    assert [paths.index(TP, 5)] == await host.meta_keys("/index/")
     assert [b"a0", b"b0", b"a1", b"b1", b"last"] == await host.read_all(host.broker())
 
 
@@ -81,10 +83,10 @@ async def test_the_vacuum_reports_and_counts_what_it_deletes(host: Host) -> None
     await host.clock.advance(10_000)
     context = host.context()
     services = LogServices(context, host.meta())
-    before = host.state.entries[paths.control(TP)].value
+    before = await host.meta_value(paths.control(TP))
 
     dry = await services.sweeper.sweep_once(dry_run=True)
-    assert before == host.state.entries[paths.control(TP)].value and 4 == len(await host.objects())
+    assert before == await host.meta_value(paths.control(TP)) and 4 == len(await host.objects())
     assert 0 == context.metrics.value("lakebed_log_swept_total", reason="vacuumed")
     done = await services.sweeper.sweep_once()
 
@@ -97,18 +99,18 @@ async def test_the_vacuum_reports_and_counts_what_it_deletes(host: Host) -> None
 async def test_a_dry_run_leaves_entries_that_a_compaction_has_replaced(host: Host) -> None:
     """A slow writer put an entry back that is compacted already: the vacuum removes it, a dry run only looks."""
     await fill(host, 3)
-    late = host.state.entries[paths.index(TP, 2)].value
+    late = await host.meta_value(paths.index(TP, 2))
     services = host.services()
     assert "compacted" == await services.compactor.compact_once(TP)
-    host.state.store(paths.index(TP, 2), late, None)
+    await host.meta_put(paths.index(TP, 2), late)
     await host.clock.advance(10_000)
-    before = host.meta_keys("/index/")
+    before = await host.meta_keys("/index/")
 
     await services.sweeper.sweep_once(dry_run=True)
-    assert before == host.meta_keys("/index/")
+    assert before == await host.meta_keys("/index/")
     await services.sweeper.sweep_once()
 
-    assert [paths.index(TP, 6)] == host.meta_keys("/index/")
+    assert [paths.index(TP, 6)] == await host.meta_keys("/index/")
     assert 6 == len(await host.read_all(host.broker()))
 
 
@@ -136,7 +138,7 @@ async def test_a_compaction_that_cannot_be_finished_is_given_up_and_leaves_no_re
     await services.records.create(TP, paths.compaction(TP), record)
     if kind == "gone":
         await host.append(broker, b"x")
-        host.state.store(paths.compaction(TP), msgspec.json.encode(msgspec.structs.replace(record, end_offset=5)), None)
+        await host.meta_put(paths.compaction(TP), msgspec.json.encode(msgspec.structs.replace(record, end_offset=5)))
     elif kind == "vacuumed":
         await services.records.change(TP, lambda now: control.sweep_announced(now, record.created_at_ms))
     else:
@@ -144,7 +146,7 @@ async def test_a_compaction_that_cannot_be_finished_is_given_up_and_leaves_no_re
 
     assert "abandoned" == await services.compactor.compact_once(TP)
     assert 1 == context.metrics.value("lakebed_log_compactions_total", outcome="abandoned")
-    assert [paths.cursor(TP)] == host.meta_keys("meta/compaction")
+    assert [paths.cursor(TP)] == await host.meta_keys("meta/compaction")
     assert before == (await host.read_all(host.broker()))[:6]
     await host.clock.advance(1.0)
     assert "compacted" == await services.compactor.compact_once(TP)
@@ -179,7 +181,7 @@ async def test_a_source_that_vanished_before_it_was_read_gives_the_compaction_up
     services = host.services()
 
     assert "abandoned" == await services.compactor.compact_once(TP)
-    assert [paths.cursor(TP)] == host.meta_keys("meta/compaction")
+    assert [paths.cursor(TP)] == await host.meta_keys("meta/compaction")
     assert [] == [key for key in await host.objects() if "/compacted/" in key]
 
 
@@ -215,10 +217,10 @@ async def test_one_partition_that_fails_does_not_stop_a_pass(host: Host) -> None
     other = TopicPartition("orders", 1)
     for _ in range(2):
         await host.append(broker, b"x", tp=other)
-    host.state.store(paths.control(other), b"not json", None)
+    await host.meta_put(paths.control(other), b"not json", other.partition_key)
 
     assert {TP: "compacted", other: "corrupt"} == await services.scheduler.pass_once()
-    assert [] == host.meta_keys("compactor-claim")
+    assert [] == await host.meta_keys("compactor-claim")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -283,20 +285,21 @@ async def test_the_lag_of_a_partition_that_is_gone_is_not_shown(host: Host, monk
     assert 0 == context.metrics.value("lakebed_log_compaction_lag_records")
 
 
+@pytest.mark.metas("memory")  # counts the sessions
 async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session_at_the_end(host: Host) -> None:
     """Nothing before compact_every_s is over; a cancelled service leaves no session behind."""
     broker, services = await fill(host), host.services(compact_every_s=5.0)
     running = asyncio.create_task(services.scheduler.run())
     await settle(200)
-    assert 1 == len(host.meta_keys("/index/"))
+    assert 1 == len(await host.meta_keys("/index/"))
     for _ in range(2):
         await host.append(broker, b"x")
     await host.clock.advance(4.9)
-    assert 3 == len(host.meta_keys("/index/"))
+    assert 3 == len(await host.meta_keys("/index/"))
     await host.clock.advance(0.2)
     await settle(200)
 
-    assert 2 == len(host.meta_keys("/index/"))
+    assert 2 == len(await host.meta_keys("/index/"))
     assert 1 == len(host.state.sessions)
     runs = await RunReader(host.context(), "log").latest(5)
     assert {("log compaction", "done", str(TP))} == {(run.kind, run.state, run.subject) for run in runs}
@@ -310,6 +313,7 @@ async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session
     assert {} == host.state.sessions
 
 
+@pytest.mark.metas("memory")  # ends a session
 async def test_a_claim_names_its_node_and_a_session_that_ended_is_replaced(host: Host) -> None:
     """After the claim's time without a heartbeat the first pass may be refused; the next one opens a session."""
     broker, services = await fill(host), host.services(claim_s=15.0)
@@ -450,7 +454,7 @@ async def test_processes_of_a_lake_share_the_passes_of_the_vacuum(host: Host) ->
     async def noted() -> None:
         passes.append(host.clock.monotonic_s())
 
-    host.state.store(paths.last_pass("vacuum"), msgspec.json.encode(PassTime(now_ms(host.clock) + 10**9)), None)
+    await host.meta_put(paths.last_pass("vacuum"), msgspec.json.encode(PassTime(now_ms(host.clock) + 10**9)), "")
     began_s = host.clock.monotonic_s()
     each = [LogSchedule(host.services(), "vacuum", 60.0) for _ in range(5)]
     running = [asyncio.ensure_future(schedule.run(noted)) for schedule in each]
@@ -512,14 +516,14 @@ async def test_a_claim_that_another_holds_by_now_is_not_released(host: Host) -> 
     compact = services.compactor.compact
 
     async def overtaken(runs: Any) -> Any:
-        host.state.remove(paths.claim(TP))
-        host.state.store(paths.claim(TP), b"another's", None)
+        await host.meta_remove(paths.claim(TP))
+        await host.meta_put(paths.claim(TP), b"another's")
         return await compact(runs)
 
     services.compactor.compact = overtaken  # type: ignore[method-assign]
     await services.scheduler.pass_once()
 
-    assert b"another's" == host.state.entries[paths.claim(TP)].value
+    assert b"another's" == await host.meta_value(paths.claim(TP))
 
 
 async def test_a_run_behind_one_that_was_given_up_is_not_committed(host: Host) -> None:
@@ -542,7 +546,7 @@ async def test_a_partition_that_fails_is_named_in_the_run_and_the_others_are_com
     bad, context = TopicPartition("orders", 3), host.context()
     broker, services = await fill(host), LogServices(context, host.meta())
     await host.append(broker, b"x", tp=bad)
-    host.state.store(paths.cursor(bad), b"nonsense", None)
+    await host.meta_put(paths.cursor(bad), b"nonsense", bad.partition_key)
     for _ in range(2):
         async with context.run_log("log").record("pass") as run:
             await services.scheduler.work(run)
@@ -563,12 +567,12 @@ async def test_a_partition_that_another_process_claims_after_the_look_is_left_to
     services = host.services()
 
     async def free(tp: TopicPartition) -> bool:
-        host.state.store(paths.claim(tp), b"{}", None)  # right after it was looked at
+        await host.meta_put(paths.claim(tp), b"{}")  # right after it was looked at
         return False
 
     monkeypatch.setattr(services.scheduler, "_is_claimed", free)
     claimed = await services.scheduler.pass_once()
-    host.state.remove(paths.claim(TP))
+    await host.meta_remove(paths.claim(TP))
     monkeypatch.undo()
 
     async def away(*_: Any) -> MetaEntry:
@@ -578,9 +582,10 @@ async def test_a_partition_that_another_process_claims_after_the_look_is_left_to
     failed = await services.scheduler.pass_once()
 
     assert ({TP: "busy"}, {TP: "unavailable"}) == (claimed, failed)
-    assert 5 == len(host.meta_keys("/index/"))
+    assert 5 == len(await host.meta_keys("/index/"))
 
 
+@pytest.mark.metas(*WITH_REGISTRY)
 async def test_a_lake_whose_registry_is_complete_is_not_scanned_for_partitions(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -636,27 +641,28 @@ async def test_a_compactor_whose_claims_have_ended_begins_no_compaction(
     services = LogServices(context, host.meta())
     for _ in range(3):
         await host.append(broker, b"x", tp=other)
-    claim = services.scheduler._claim
+    claim, claimed = services.scheduler._claim, list[TopicPartition]()
 
     async def late(tp: TopicPartition, session: Any) -> MetaEntry:
         made = await claim(tp, session)
-        if known:
-            session._good_until_s = 0.0
-        elif tp == other:
+        claimed.append(tp)
+        if known and len(claimed) == 2:
+            session._ended = True
+        if not known and tp == other:
             raise Fenced("the session has ended")
         return made
 
     monkeypatch.setattr(services.scheduler, "_claim", late)
-    before = host.meta_keys("/index/")
+    before = await host.meta_keys("/index/")
     found = await services.scheduler.pass_once()
 
     assert ("busy" if not known else "idle", "idle") == (found[other], found[TP])
-    assert before == host.meta_keys("/index/")
+    assert before == await host.meta_keys("/index/")
     assert 0 == context.metrics.value("lakebed_log_compaction_pending")
     monkeypatch.undo()
-    host.state.sessions.clear()
-    for name in host.meta_keys("compactor-claim"):
-        host.state.remove(name)
+    await services.scheduler.close()
+    for tp in (TP, other):
+        await host.meta_remove(paths.claim(tp), tp.partition_key)
     assert {"compacted"} == set((await services.scheduler.pass_once()).values())
 
 

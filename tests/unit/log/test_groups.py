@@ -19,7 +19,9 @@ from lakebed.log.model import (
     UnknownTopicPartition,
 )
 from lakebed.log.records import PAGE
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 
 async def filled(host: Host, count: int = 10) -> Broker:
@@ -144,7 +146,7 @@ async def test_a_commit_whose_answer_was_lost_is_made_once_more_and_stands(host:
 async def test_a_group_of_an_older_version_is_read_and_goes_on(host: Host) -> None:
     """A stored offset without a generation has generation 0."""
     broker = await filled(host)
-    host.state.store(paths.group_offset(TP, "g"), b'{"offset":4,"committed_at_ms":7,"note":""}', None)
+    await host.meta_put(paths.group_offset(TP, "g"), b'{"offset":4,"committed_at_ms":7,"note":""}')
 
     assert await broker.groups.committed("g", TP) == GroupOffset(4, 7)
     assert (await broker.groups.claim("g", TP)).generation == 1
@@ -161,7 +163,7 @@ async def test_a_deleted_log_takes_no_commit_and_a_new_one_is_not_held_by_old_of
     await host.clock.advance(200)
     await host.services().retention.apply_once(TP)
     left = msgspec.json.encode(GroupOffset(9, 1))
-    host.state.store(paths.group_offset(TP, "g"), left, None)
+    await host.meta_put(paths.group_offset(TP, "g"), left)
     assert await broker.groups.progress("orders") == []
 
     again = host.broker()
@@ -201,7 +203,7 @@ async def test_groups_beyond_one_page_are_shown_and_forgotten(host: Host) -> Non
 
     assert len(await broker.groups.progress("orders")) == PAGE + 5
     await broker.admin.delete("orders", reason="test")
-    assert host.meta_keys("/groups/") == []
+    assert await host.meta_keys("/groups/") == []
 
 
 async def test_other_partitions_of_a_group_have_their_own_generations(host: Host) -> None:

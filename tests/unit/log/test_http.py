@@ -603,7 +603,7 @@ async def test_a_request_names_so_many_partitions_and_no_more(server: Server, mo
         ("/v1/groups/g/generation", {}),
     ]
     refused = [(await server.post(path, asked(3, **more))).status_code for path, more in paths_and_more]
-    left = server.host.meta_keys()
+    left = await server.host.meta_keys()
     served = [(await server.post(path, asked(2, **more))).status_code for path, more in paths_and_more]
 
     assert ([400] * 4, []) == (refused, left)

@@ -253,7 +253,7 @@ async def test_one_session_holds_the_claims_of_all_partitions(host: Host) -> Non
         await host.append_all(broker, {tp: [b"x"] for tp in tps(40)})
 
     assert dict.fromkeys(tps(40), "compacted") == await services.scheduler.pass_once()
-    assert 1 == len(host.state.sessions) and [] == host.meta_keys("compactor-claim")
+    assert 1 == len(host.state.sessions) and [] == await host.meta_keys("compactor-claim")
 
 
 @pytest.mark.parametrize("lost", ["claim", "release"])

@@ -34,7 +34,9 @@ from lakebed.log.producers import (
 )
 from lakebed.log.writer import Appended
 from lakebed.meta.model import VALUE_BYTES_MAX
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 NOW = 1_760_000_000_000
 OPEN = control.opened(5)
@@ -321,10 +323,10 @@ async def test_what_is_known_of_many_producers_is_not_in_the_control_record(host
         for id in ids:
             done = await host.append(broker, b"%d" % sequence, stamp=Stamp(id, sequence))
             assert not done.duplicate
-            sizes.append(len(host.state.entries[paths.control(TP)].value))
+            sizes.append(len(await host.meta_value(paths.control(TP))))
 
     assert max(sizes) < 8_000, max(sizes)
-    assert 1 == len(host.meta_keys("meta/producers/"))
+    assert 1 == len(await host.meta_keys("meta/producers/"))
     for other in (broker, host.broker()):
         again = await host.append(other, b"4", stamp=Stamp(ids[0], 4))
         assert again.duplicate and 801 == again.start_offset
@@ -344,7 +346,7 @@ async def test_two_brokers_that_write_snapshots_in_turn_keep_one_and_append_noth
         again = await host.append(brokers[1 - number % 2], b"x", stamp=stamp)
         assert (False, True, first.start_offset) == (first.duplicate, again.duplicate, again.start_offset)
 
-    assert 1 == len(host.meta_keys("meta/producers/"))
+    assert 1 == len(await host.meta_keys("meta/producers/"))
 
 
 async def test_a_snapshot_that_an_append_could_not_replace_stays_for_those_behind_it(host: Host) -> None:
@@ -352,7 +354,7 @@ async def test_a_snapshot_that_an_append_could_not_replace_stays_for_those_behin
     broker, other = host.broker(), host.broker()
     for id in [broker.producer_id() for _ in range(1 + 2 * CHANGES_MAX)]:  # one more writes another snapshot
         await host.append(broker, b"x", stamp=Stamp(id, 0))
-    (replaced,) = host.meta_keys("meta/producers/")
+    (replaced,) = await host.meta_keys("meta/producers/")
     await host.append(other, b"plain")
 
     stamp = Stamp(broker.producer_id(), 0)
@@ -360,7 +362,7 @@ async def test_a_snapshot_that_an_append_could_not_replace_stays_for_those_behin
     again = await host.append(other, b"x", stamp=stamp)
 
     assert 35 == beaten.start_offset == again.start_offset and again.duplicate
-    assert replaced not in host.meta_keys("meta/producers/")
+    assert replaced not in await host.meta_keys("meta/producers/")
 
 
 async def test_a_snapshot_whose_append_failed_is_swept_and_the_current_one_stays(host: Host) -> None:
@@ -369,19 +371,19 @@ async def test_a_snapshot_whose_append_failed_is_swept_and_the_current_one_stays
     ids = [broker.producer_id() for _ in range(40)]
     for id in ids:
         await host.append(broker, b"x", stamp=Stamp(id, 0))
-    (current,) = host.meta_keys("meta/producers/")
-    host.state.store(paths.producers(TP, "lost"), host.state.entries[current].value, None)
+    (current,) = await host.meta_keys("meta/producers/")
+    await host.meta_put(paths.producers(TP, "lost"), await host.meta_value(current))
     await services.sweeper.sweep_once()
-    assert 2 == len(host.meta_keys("meta/producers/"))
+    assert 2 == len(await host.meta_keys("meta/producers/"))
     await host.clock.advance(1000)
     await services.sweeper.sweep_once()
 
-    assert [current] == host.meta_keys("meta/producers/")
+    assert [current] == await host.meta_keys("meta/producers/")
     assert (await host.append(host.broker(), b"x", stamp=Stamp(ids[0], 0))).duplicate
     await broker.admin.delete("orders", reason="test")
     await host.clock.advance(1000)
     await services.retention.apply_once(TP)
-    assert [] == host.meta_keys("/partitions/0/")
+    assert [] == await host.meta_keys("/partitions/0/")
 
 
 async def test_a_snapshot_whose_append_is_under_way_is_not_swept(host: Host) -> None:
@@ -392,13 +394,13 @@ async def test_a_snapshot_whose_append_is_under_way_is_not_swept(host: Host) -> 
     await host.clock.advance(1000)  # the blobs are old: the sweep looks at every partition
     made = ProducersSnapshot(host.clock.now_ns() // 1_000_000, {})
     under_way = paths.producers(TP, "underway")
-    host.state.store(under_way, msgspec.json.encode(made), None)
+    await host.meta_put(under_way, msgspec.json.encode(made))
 
     await services.sweeper.sweep_once()
-    assert under_way in host.meta_keys("meta/producers/")
+    assert under_way in await host.meta_keys("meta/producers/")
     await host.clock.advance(1000)
     await services.sweeper.sweep_once()
-    assert under_way not in host.meta_keys("meta/producers/")
+    assert under_way not in await host.meta_keys("meta/producers/")
 
 
 def test_changes_and_their_snapshot_give_the_same_producers() -> None:

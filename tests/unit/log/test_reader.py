@@ -14,7 +14,9 @@ from lakebed.log.fetcher import FetchRequest
 from lakebed.log.model import IndexEntry, IndexSpan, PendingAppend, TopicPartition
 from lakebed.log.reader import ENTRIES_FIRST, BatchCache, Fetched, stored_bytes
 from lakebed.log.services import LogServices
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 
 async def filled(host: Host, count: int = 4) -> list[bytes]:
@@ -25,13 +27,13 @@ async def filled(host: Host, count: int = 4) -> list[bytes]:
     return records
 
 
-def entry_at(host: Host, end_offset: int) -> IndexEntry:
-    return msgspec.json.decode(host.state.entries[paths.index(TP, end_offset)].value, type=IndexEntry)
+async def entry_at(host: Host, end_offset: int) -> IndexEntry:
+    return msgspec.json.decode(await host.meta_value(paths.index(TP, end_offset)), type=IndexEntry)
 
 
-def set_entry(host: Host, end_offset: int, **changed: Any) -> None:
-    after = msgspec.structs.replace(entry_at(host, end_offset), **changed)
-    host.state.store(paths.index(TP, end_offset), msgspec.json.encode(after), None)
+async def set_entry(host: Host, end_offset: int, **changed: Any) -> None:
+    after = msgspec.structs.replace(await entry_at(host, end_offset), **changed)
+    await host.meta_put(paths.index(TP, end_offset), msgspec.json.encode(after))
 
 
 async def test_a_fetch_says_where_it_started_where_to_go_on_and_how_far_the_log_reaches(host: Host) -> None:
@@ -83,7 +85,7 @@ async def test_a_committed_offset_without_an_index_entry_is_corrupt(host: Host) 
     await filled(host, 2)
     broker = host.broker()
     await broker.records.change(TP, control.cleared)
-    host.state.remove(paths.index(TP, 4))
+    await host.meta_remove(paths.index(TP, 4))
 
     assert [b"0", b"1"] == await host.read(broker, 1)
     with pytest.raises(Corrupt) as found:
@@ -105,7 +107,7 @@ async def test_an_index_entry_that_does_not_fit_its_blob_is_corrupt(
     """Another encoding or another place in the blob gives an error, never other records."""
     await filled(host, 1)
     await host.broker().records.change(TP, control.cleared)
-    set_entry(host, 2, **changed)
+    await set_entry(host, 2, **changed)
 
     with pytest.raises(Corrupt, match=output):
         await host.read(host.broker(), 1)
@@ -115,8 +117,8 @@ async def test_an_index_entry_with_another_count_is_corrupt(host: Host) -> None:
     """The blob holds two records; an entry of three would shift every offset."""
     await filled(host, 2)
     await host.broker().records.change(TP, control.cleared)
-    set_entry(host, 4, msg_count=3)
-    host.state.remove(paths.index(TP, 2))
+    await set_entry(host, 4, msg_count=3)
+    await host.meta_remove(paths.index(TP, 2))
 
     with pytest.raises(Corrupt, match="holds 2 records, but the index has 3"):
         await host.read(host.broker(), 3)
@@ -126,8 +128,8 @@ async def test_a_shared_download_checks_that_each_slice_lies_inside_the_blob(hos
     """Two spans of one blob are cut from one download: a slice that reaches over its end is corrupt."""
     await filled(host, 2)
     await host.broker().records.change(TP, control.cleared)
-    first = entry_at(host, 2)
-    set_entry(host, 4, data_key=first.data_key, byte_offset=first.byte_offset, byte_length=10_000)
+    first = await entry_at(host, 2)
+    await set_entry(host, 4, data_key=first.data_key, byte_offset=first.byte_offset, byte_length=10_000)
 
     with pytest.raises(Corrupt, match="before"):
         await host.read(host.broker(), 1)
@@ -138,10 +140,10 @@ async def test_more_leftover_entries_than_one_page_do_not_hide_a_record(host: Ho
     broker, services, count = host.broker(), host.services(compact_max_entries=100), 2 * ENTRIES_FIRST
     for number in range(count):
         await host.append(broker, b"%d" % number)
-    left = {end: entry_at(host, end) for end in range(2, count)}
+    left = {end: await entry_at(host, end) for end in range(2, count)}
     assert "compacted" == await services.compactor.compact_once(TP)
     for end, entry in left.items():
-        host.state.store(paths.index(TP, end), msgspec.json.encode(entry), None)
+        await host.meta_put(paths.index(TP, end), msgspec.json.encode(entry))
 
     assert [b"%d" % number for number in range(count)] == await host.read(host.broker(), 1)
 
@@ -173,7 +175,7 @@ async def test_a_batch_that_was_read_is_kept_for_the_next_reader(host: Host) -> 
         await keeping.read(TP, 1, bytes_max=10)
 
     assert 2 == context.metrics.value("lakebed_log_reads_total")
-    assert len(host.state.entries) > 0
+    assert [] != await host.meta_keys()
     (key,) = await host.objects()
     await host.store.delete(key)
     assert 2 == (await broker.reader.read(TP, 1, bytes_max=10)).count

@@ -6,24 +6,13 @@ from typing import Any
 
 import pytest
 
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
-from lakebed.core.runtime import Runtime
 from lakebed.log import paths
 from lakebed.log.model import TopicPartition
+from lakebed.log.registry import GROUP
 from lakebed.log.services import LogServices
-from lakebed.meta.memory import MemoryMeta
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, WITH_REGISTRY, Host
 
-
-class CountingMeta(MemoryMeta):
-    def __init__(self, host: Host) -> None:
-        super().__init__(Runtime(host.clock, Ids.seeded("counting"), Metrics()), host.state)
-        self.ranges = 0
-
-    async def range(self, *arguments: Any, **options: Any) -> Any:
-        self.ranges += 1
-        return await super().range(*arguments, **options)
+pytestmark = pytest.mark.metas(*METAS)
 
 
 async def found(services: LogServices, topic: str = "") -> list[TopicPartition]:
@@ -38,30 +27,38 @@ async def filled(host: Host, count: int) -> list[TopicPartition]:
     return tps
 
 
+@pytest.mark.metas(*WITH_REGISTRY)
 @pytest.mark.parametrize("count", [3, 60])
 async def test_one_range_finds_all_partitions_however_many_there_are(host: Host, count: int) -> None:
     """Of all topics and of one, once the compactor has seen the lake."""
     tps = await filled(host, count)
     await host.services().scheduler.pass_once()
-    meta = CountingMeta(host)
-    services = LogServices(host.context(), meta)
+    services, ranges = host.services(), list[str]()
+    look = services.meta.range
+
+    async def counted(start: str, end: str, **options: Any) -> Any:
+        ranges.append(start)
+        return await look(start, end, **options)
+
+    services.meta.range = counted  # type: ignore[method-assign]
 
     assert tps == await found(services)
     assert tps[:-1] == await found(services, "orders") and [] == await found(services, "order")
-    assert 3 == meta.ranges
+    assert 3 == len(ranges)
 
 
+@pytest.mark.metas(*WITH_REGISTRY)
 async def test_partitions_of_an_older_version_are_registered_by_the_first_pass(host: Host) -> None:
     """Until then everybody scans; nothing is missing at any time."""
     tps = await filled(host, 4)
-    for key in host.meta_keys("_partitions/"):
-        host.state.remove(key)
+    for key in await host.meta_keys("_partitions/"):
+        await host.meta_remove(key, GROUP)
     services = host.services()
     assert tps == await found(services)
 
     await services.scheduler.pass_once()
 
-    assert len(tps) == len(host.meta_keys("_partitions/")) and 1 == len(host.meta_keys("_registry/"))
+    assert len(tps) == len(await host.meta_keys("_partitions/")) and 1 == len(await host.meta_keys("_registry/"))
     assert tps == await found(host.services())
 
 
@@ -70,7 +67,7 @@ async def test_the_vacuum_misses_no_partition_and_registers_those_that_are_not(h
     tps = await filled(host, 2)
     services = host.services()
     await services.scheduler.pass_once()
-    host.state.remove(paths.registered(TP))
+    await host.meta_remove(paths.registered(TP), GROUP)
     await host.clock.advance(1000)
 
     swept = await services.sweeper.sweep_once()
@@ -78,6 +75,7 @@ async def test_the_vacuum_misses_no_partition_and_registers_those_that_are_not(h
     assert [] == swept.orphans and tps == await found(services)
 
 
+@pytest.mark.metas(*WITH_REGISTRY)
 async def test_a_partition_that_is_removed_leaves_the_registry(host: Host) -> None:
     """With its tombstone; an entry that a crash left goes with the next pass."""
     tps, services = await filled(host, 1), host.services()
@@ -103,7 +101,7 @@ async def test_a_tombstone_stays_as_long_as_a_slow_writer_may_be_left(host: Host
     for after_s in (1.0, 98.0, 1.0):
         await host.clock.advance(after_s)
         await services.retention.apply_once(TP)
-        there.append(paths.control(TP) in host.meta_keys())
+        there.append(paths.control(TP) in await host.meta_keys())
 
     assert [True, True, False] == there
 
@@ -115,14 +113,16 @@ async def test_a_partition_that_is_created_again_while_it_is_removed_stays_regis
     await host.broker().admin.delete("orders", reason="test")
     await host.clock.advance(200)
 
-    class Overtaken(MemoryMeta):
-        async def delete(self, key: str, **options: Any) -> None:
-            await super().delete(key, **options)
-            if key == paths.control(TP):
-                await host.append(host.broker(), b"new")
+    services = host.services()
+    delete = services.meta.delete
 
-    meta = Overtaken(Runtime(host.clock, Ids.seeded("overtaken"), Metrics()), host.state)
-    await LogServices(host.context(), meta).retention.apply_once(TP)
+    async def overtaken(key: str, **options: Any) -> None:
+        await delete(key, **options)
+        if key == paths.control(TP):
+            await host.append(host.broker(), b"new")
+
+    services.meta.delete = overtaken  # type: ignore[method-assign]
+    await services.retention.apply_once(TP)
 
     assert TP in await found(host.services())
     assert [b"new"] == await host.read_all(host.broker())

@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import now_ms
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
-from lakebed.core.runtime import Runtime
 from lakebed.log import paths
 from lakebed.log.codec import columns
 from lakebed.log.model import Cursor, TopicConfig, TopicPartition
 from lakebed.log.producers import CHANGES_MAX, RecordChunk, Stamp
 from lakebed.log.services import LogServices
 from lakebed.log.writer import Appended, PartitionAppend
-from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import MetaEntry
+from lakebed.meta.protocol import Meta
 from support.counting_store import count_requests
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 
 async def fill(host: Host, count: int = 5) -> Any:
@@ -35,16 +34,17 @@ async def cursor(host: Host) -> int:
     return found.value.offset if found is not None else 0
 
 
-class HeldUp(MemoryMeta):
+class HeldUp:
     """A compactor's meta that waits before the cursor is read for its last step."""
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(Runtime(host.clock, Ids.seeded("held up"), Metrics()), host.state)
+    def __init__(self, meta: Meta) -> None:
         self.last_step = False
         self.waits, self.go = asyncio.Event(), asyncio.Event()
+        self._put, self._get = meta.put, meta.get
+        meta.put, meta.get = self.put, self.get  # type: ignore[method-assign]
 
     async def put(self, key: str, value: bytes, **options: Any) -> MetaEntry:
-        made = await super().put(key, value, **options)
+        made = await self._put(key, value, **options)
         self.last_step = self.last_step or b"UPDATING_CURSOR" in value
         return made
 
@@ -52,13 +52,13 @@ class HeldUp(MemoryMeta):
         if key == paths.cursor(TP) and self.last_step:
             self.waits.set()
             await self.go.wait()
-        return await super().get(key, partition_key=partition_key)
+        return await self._get(key, partition_key=partition_key)
 
 
 async def test_a_compactor_that_is_late_does_not_move_the_cursor_back(host: Host) -> None:
     """Another finishes its compaction and makes the next one; then the late one takes its last step."""
-    broker, meta = await fill(host), HeldUp(host)
-    late, other = LogServices(host.context(), meta), host.services()
+    broker, late, other = await fill(host), host.services(), host.services()
+    meta = HeldUp(late.meta)
     compacting = asyncio.create_task(late.compactor.compact_once(TP))
     await meta.waits.wait()
 
@@ -109,19 +109,19 @@ async def test_a_log_that_is_opened_again_while_its_tombstone_goes_stays(host: H
     await broker.admin.delete("orders", reason="test")
     await host.clock.advance(200.0)
 
-    class Overtaken(MemoryMeta):
-        overtaken = False
+    services, overtaken = host.services(), list[str]()
+    delete = services.meta.delete
 
-        async def delete(self, key: str, **options: Any) -> None:
-            if key == paths.control(TP) and not self.overtaken:
-                self.overtaken = True
-                await host.append(host.broker(), b"new")
-            await super().delete(key, **options)
+    async def late(key: str, **options: Any) -> None:
+        if key == paths.control(TP) and not overtaken:
+            overtaken.append(key)
+            await host.append(host.broker(), b"new")
+        await delete(key, **options)
 
-    meta = Overtaken(Runtime(host.clock, Ids.seeded("overtaken"), Metrics()), host.state)
-    await LogServices(host.context(), meta).retention.apply_once(TP)
+    services.meta.delete = late  # type: ignore[method-assign]
+    await services.retention.apply_once(TP)
 
-    assert meta.overtaken
+    assert overtaken
     assert [b"new"] == await host.read_all(host.broker())
 
 
@@ -132,19 +132,21 @@ async def test_the_producers_of_a_log_that_is_opened_again_while_its_tombstone_g
     await host.clock.advance(200.0)
     again, stamps = host.broker(), list[Stamp]()
 
-    class Overtaken(MemoryMeta):
-        async def delete_range(self, start: str, end: str, **options: Any) -> None:
-            if not stamps:
-                await host.append(again, b"new")
-                await host.clock.advance(1.0)  # ids that were issued before are refused
-                stamps.extend(Stamp(again.producer_id(), 0) for _ in range(CHANGES_MAX + 1))
-                chunks = tuple(RecordChunk(columns([b"new"]), stamp) for stamp in stamps)
-                await again.writer.append_shared([PartitionAppend(TP, chunks)])
-                await again.writer.drain()
-            await super().delete_range(start, end, **options)
+    services = host.services()
+    delete_range = services.meta.delete_range
 
-    meta = Overtaken(Runtime(host.clock, Ids.seeded("overtaken"), Metrics()), host.state)
-    await LogServices(host.context(), meta).retention.apply_once(TP)
+    async def overtaken(start: str, end: str, **options: Any) -> None:
+        if not stamps:
+            await host.append(again, b"new")
+            await host.clock.advance(1.0)  # ids that were issued before are refused
+            stamps.extend(Stamp(again.producer_id(), 0) for _ in range(CHANGES_MAX + 1))
+            chunks = tuple(RecordChunk(columns([b"new"]), stamp) for stamp in stamps)
+            await again.writer.append_shared([PartitionAppend(TP, chunks)])
+            await again.writer.drain()
+        await delete_range(start, end, **options)
+
+    services.meta.delete_range = overtaken  # type: ignore[method-assign]
+    await services.retention.apply_once(TP)
     repeated = await host.append(host.broker(), b"new", stamp=stamps[0])
 
     assert isinstance(repeated, Appended), repeated
@@ -226,7 +228,7 @@ async def test_the_settings_retention_holds_for_a_topic_without_its_own(host: Ho
     await services.retention.apply_once(TP)
     assert 4 == len(await host.read_all(host.broker()))
 
-    host.state.remove(paths.config("orders"))
+    await host.meta_remove(paths.config("orders"), "orders")
     await host.services(retention_bytes=10**6).retention.apply_once(TP)
     assert 4 == len(await host.read_all(host.broker()))
     await services.retention.apply_once(TP)
@@ -243,7 +245,7 @@ async def test_a_trim_frees_whole_compacted_blobs_and_counts_them(host: Host) ->
     await broker.admin.trim(TP, 8)  # entries end at 4, 8, 10 and 12
 
     assert 1 == await services.retention.apply_once(TP)
-    assert [8, 10, 12] == [paths.index_offset(key) for key in host.meta_keys("/index/")]
+    assert [8, 10, 12] == [paths.index_offset(key) for key in await host.meta_keys("/index/")]
     assert 1 == context.metrics.value("lakebed_log_swept_total", reason="trimmed")
     assert 0 == await services.retention.apply_once(TP)
     await broker.admin.trim(TP, 9)
@@ -260,25 +262,25 @@ async def test_a_tombstone_goes_at_the_horizon_with_what_compaction_left(host: H
         await host.append(broker, b"x", tp=other)
     for tp in (TP, other):
         await services.compactor.compact_once(tp)
-    kept = host.meta_keys("/partitions/1/")
+    kept = await host.meta_keys("/partitions/1/")
     await broker.admin.delete("orders", reason="test")
     await host.clock.advance(100.0)
 
     assert 1 == await services.retention.apply_once(TP)
-    assert [] == host.meta_keys("/partitions/0/")
-    assert kept == host.meta_keys("/partitions/1/")
+    assert [] == await host.meta_keys("/partitions/0/")
+    assert kept == await host.meta_keys("/partitions/1/")
 
 
 async def test_a_late_index_entry_of_a_buried_partition_is_cleared_and_its_offsets_are_not_reused(host: Host) -> None:
     """It gets a tombstone behind its offset; a produce continues behind it; later all of it goes."""
     broker = await fill(host)
-    late = host.state.entries[paths.index(TP, 10)].value
+    late = await host.meta_value(paths.index(TP, 10))
     await broker.admin.delete("orders", reason="test")
     await host.clock.advance(200.0)
     services = host.services()
     await services.retention.apply_once(TP)
-    assert [] == host.meta_keys() and 0 == await services.retention.apply_once(TP)
-    host.state.store(paths.index(TP, 10), late, None)
+    assert [] == await host.meta_keys() and 0 == await services.retention.apply_once(TP)
+    await host.meta_put(paths.index(TP, 10), late)
 
     await services.retention.apply_once(TP)
     tombstone = (await services.records.control(TP)).value
@@ -295,25 +297,25 @@ async def test_a_late_index_entry_of_a_buried_partition_is_cleared_and_its_offse
     await services.retention.apply_once(TP)
     await host.clock.advance(200.0)
     await services.retention.apply_once(TP)
-    assert [] == host.meta_keys()
+    assert [] == await host.meta_keys()
 
 
 async def test_a_compaction_of_a_former_life_replaces_nothing_of_a_log_that_was_made_again(host: Host) -> None:
     """Its compactor was suspended between blob and commit; the tombstone went, and the offsets begin at 1 again."""
     broker, services = await fill(host), host.services()
 
-    class Suspended(MemoryMeta):
-        waits, go = asyncio.Event(), asyncio.Event()
+    suspended, waits, go = host.services(), asyncio.Event(), asyncio.Event()
+    put = suspended.meta.put
 
-        async def put(self, key: str, value: bytes, **options: Any) -> MetaEntry:
-            if key == paths.compaction(TP):
-                self.waits.set()
-                await self.go.wait()
-            return await super().put(key, value, **options)
+    async def late(key: str, value: bytes, **options: Any) -> MetaEntry:
+        if key == paths.compaction(TP):
+            waits.set()
+            await go.wait()
+        return await put(key, value, **options)
 
-    meta = Suspended(Runtime(host.clock, Ids.seeded("suspended"), Metrics()), host.state)
-    compacting = asyncio.create_task(LogServices(host.context(), meta).compactor.compact_once(TP))
-    await meta.waits.wait()
+    suspended.meta.put = late  # type: ignore[method-assign]
+    compacting = asyncio.create_task(suspended.compactor.compact_once(TP))
+    await waits.wait()
     await broker.admin.delete("orders", reason="test")
     await host.clock.advance(200.0)
     await services.retention.apply_once(TP)
@@ -321,7 +323,7 @@ async def test_a_compaction_of_a_former_life_replaces_nothing_of_a_log_that_was_
     for number in range(5):
         await host.append(again, b"new%d" % number, b"new")
 
-    meta.go.set()
+    go.set()
 
     assert "abandoned" == await compacting
     assert [record for n in range(5) for record in (b"new%d" % n, b"new")] == await host.read_all(host.broker())

@@ -28,7 +28,7 @@ async def test_an_append_that_is_only_pending_is_found_by_its_time(host: Host) -
     await dying.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns([b"c", b"d"])),))])
     at_ms = now_ms(host.clock)
 
-    assert 1 == len(host.meta_keys("/index/"))
+    assert 1 == len(await host.meta_keys("/index/"))
     assert [1, 3, 3, 5] == [await reading.admin.offsets.at(TP, when) for when in (0, at_ms - 1, at_ms, at_ms + 1)]
 
 

@@ -11,9 +11,6 @@ import pytest
 
 from lakebed.core.clock import settle
 from lakebed.core.errors import LakebedError, OutcomeUnknown, Overloaded, Unavailable
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
-from lakebed.core.runtime import Runtime
 from lakebed.log import paths, writer
 from lakebed.log.blob import decode_header
 from lakebed.log.broker import Broker
@@ -22,9 +19,10 @@ from lakebed.log.model import BackPressureRejected, Control, LogFenced, OutOfOrd
 from lakebed.log.producers import RecordChunk, Stamp
 from lakebed.log.records import SWAPS_MAX
 from lakebed.log.writer import Appended, PartitionAppend
-from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import MetaEntry, Put
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host, each_put
+
+pytestmark = pytest.mark.metas(*METAS)
 
 OTHER = TopicPartition("clicks", 3)
 
@@ -52,14 +50,14 @@ async def test_one_blob_carries_many_partitions_and_each_commits_on_its_own(host
     assert first.wal_uri == second.wal_uri == f"s3://lakebed/{key}" and key.startswith("llog/wal-shared/")
     header, _ = decode_header((await host.store.get(key)).data)
     assert [part.topic for part in header.partitions] == ["orders", "clicks"]
-    assert host.meta_keys("llog/orders/") == [
+    assert await host.meta_keys("llog/orders/") == [
         "llog/orders/partitions/0/index/00000000000000000002",
         "llog/orders/partitions/0/meta/compaction-cursor",
         "llog/orders/partitions/0/meta/control",
     ]
-    index = msgspec.json.decode(host.state.entries[first.index_key].value)
+    index = msgspec.json.decode(await host.meta_value(first.index_key))
     assert {"type", "msg_count", "data_key", "encoding", "byte_offset", "byte_length", "created_at_ms"} == set(index)
-    control = msgspec.json.decode(host.state.entries[paths.control(TP)].value)
+    control = msgspec.json.decode(await host.meta_value(paths.control(TP)))
     assert (control["sequence_counter"], control["pending"]) == (2, None)
 
 
@@ -68,12 +66,12 @@ async def test_a_crash_after_the_commit_is_recovered_by_the_next_writer(host: Ho
     dying, successor = host.broker(), host.broker()
     await dying.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns([b"a", b"b"])),))])
 
-    assert host.meta_keys("/index/") == []
+    assert await host.meta_keys("/index/") == []
     assert await host.read(successor, 2) == [b"b"]
     await host.append(successor, b"c")
 
     assert await host.read_all(successor) == [b"a", b"b", b"c"]
-    assert len(host.meta_keys("/index/")) == 2
+    assert len(await host.meta_keys("/index/")) == 2
 
 
 async def test_a_lost_answer_to_the_commit_is_not_appended_twice(host: Host) -> None:
@@ -81,6 +79,7 @@ async def test_a_lost_answer_to_the_commit_is_not_appended_twice(host: Host) -> 
     broker = host.broker()
     await host.append(broker, b"a")
     put, lost = broker.meta.put, []
+    each_put(broker.meta)
 
     async def losing(key: str, value: bytes, **options: object) -> object:
         done = await put(key, value, **options)  # type: ignore[arg-type]
@@ -112,6 +111,7 @@ async def test_the_last_swap_before_an_append_is_given_up_is_looked_for_too(host
             return done
         raise OutcomeUnknown("lost")
 
+    each_put(broker.meta)
     broker.meta.put = losing  # type: ignore[method-assign]
     working = asyncio.ensure_future(host.append(broker, b"b"))
     while not working.done():
@@ -128,6 +128,7 @@ async def test_a_lost_answer_whose_append_was_trimmed_meanwhile_is_not_appended_
     broker, operating, services = host.broker(), host.broker(), host.services()
     await host.append(broker, b"a")
     put, lost = broker.meta.put, []
+    each_put(broker.meta)
 
     async def losing(key: str, value: bytes, **options: object) -> object:
         done = await put(key, value, **options)  # type: ignore[arg-type]
@@ -200,7 +201,7 @@ async def test_records_whose_blob_is_of_a_former_life_of_the_log_are_written_aga
     control record refuses the blob as the old one would have. Made again behind a tombstone of a late entry, too."""
     broker, services, create = host.broker(), host.services(), host.store.create
     await host.append(broker, b"old")
-    late = host.state.entries[paths.index(TP, 1)].value
+    late = await host.meta_value(paths.index(TP, 1))
 
     async def suspended(key: str, data: bytes) -> Any:
         host.store.create = create  # type: ignore[method-assign]
@@ -209,9 +210,9 @@ async def test_records_whose_blob_is_of_a_former_life_of_the_log_are_written_aga
         await host.clock.advance(200)
         await services.sweeper.sweep_once()
         await services.retention.apply_once(TP)
-        assert key not in await host.objects() and paths.control(TP) not in host.state.keys
+        assert key not in await host.objects() and paths.control(TP) not in await host.meta_keys()
         if left_over:
-            host.state.store(paths.index(TP, 1), late, None)
+            await host.meta_put(paths.index(TP, 1), late)
             await services.retention.apply_once(TP)
         await host.append(host.broker(), b"new")
         return made
@@ -389,32 +390,26 @@ async def _never(*_: object) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-class CountingMeta(MemoryMeta):
-    """Counts the calls that change something, and how many puts each brings."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.calls: list[int] = []
-
-    async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
-        self.calls.append(len(puts))
-        return await super().put_all(puts)
-
-
 async def test_the_commits_of_a_blob_are_one_call_to_meta(host: Host) -> None:
     """However many partitions a blob carries: it swaps all control records and brings the index entries before."""
-    meta = CountingMeta(Runtime(host.clock, Ids.seeded("counting"), Metrics()), host.state)
-    broker = Broker(host.context(), meta)
+    broker, calls = host.broker(), list[int]()
+    put_all = broker.meta.put_all
+
+    async def counted(puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
+        calls.append(len(puts))
+        return await put_all(puts)
+
+    broker.meta.put_all = counted  # type: ignore[method-assign]
     groups = [PartitionAppend(TopicPartition("t", number), (RecordChunk(columns([b"x"])),)) for number in range(50)]
 
     for _ in range(3):
         outcomes = await broker.writer.append_shared(groups)
         assert all(isinstance(one, Appended) for (one,) in outcomes)
-    busy = list(meta.calls)
+    busy = list(calls)
     await broker.writer.drain()
 
     assert [50] * 3 == busy
-    assert [50] * 4 == meta.calls  # and then pending is cleared everywhere, at once
+    assert [50] * 4 == calls  # and then pending is cleared everywhere, at once
     assert [3] * 50 == [(await broker.reader.control(group.tp)).sequence_counter for group in groups]
 
 

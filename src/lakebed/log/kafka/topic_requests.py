@@ -44,7 +44,7 @@ class TopicRequests:
             ]
         else:
             topics = [await self._described(topic.name or "", auto, info, brokers) for topic in request.topics]
-        return {**_cluster(brokers), "brokers": _brokers(brokers, "node_id"), "topics": topics}
+        return {**self._cluster(), "brokers": _brokers(brokers, "node_id"), "topics": topics}
 
     async def _described(
         self, topic: str, auto: bool, info: RequestInfo, brokers: Sequence[BrokerRecord]
@@ -68,7 +68,11 @@ class TopicRequests:
 
     async def describe_cluster(self, request: Any, info: RequestInfo) -> Answer:
         brokers = await self._services.registry.kafka_brokers()
-        return {**_cluster(brokers), "brokers": _brokers(brokers, "broker_id"), "endpoint_type": 1}
+        return {**self._cluster(), "brokers": _brokers(brokers, "broker_id"), "endpoint_type": 1}
+
+    def _cluster(self) -> dict[str, Any]:
+        """Clients send administration to the controller, and wait for it. Any broker will do: this one is alive."""
+        return {"cluster_id": CLUSTER, "controller_id": self._services.registry.me.kafka_id}
 
     async def create_topics(self, request: Any, info: RequestInfo) -> Answer:
         rows = []
@@ -294,11 +298,6 @@ def _brokers(brokers: Sequence[BrokerRecord], id_name: str) -> list[Answer]:
         {id_name: each.kafka_id, "host": each.kafka_host, "port": each.kafka_port, "rack": each.zone or None}
         for each in brokers
     ]
-
-
-def _cluster(brokers: Sequence[BrokerRecord]) -> dict[str, Any]:
-    """Clients send administration to the controller; any broker will do."""
-    return {"cluster_id": CLUSTER, "controller_id": brokers[0].kafka_id}
 
 
 def _visible(info: RequestInfo, topic: str) -> bool:

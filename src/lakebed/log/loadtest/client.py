@@ -164,11 +164,11 @@ class LoadTestKafkaClients:
     """librdkafka's producers, each of which sends some records and waits for their acknowledgement, again and again;
     and its consumers, one group that reads all of that. The history of both is checked."""
 
-    TOPIC, PARTITIONS, RECORDS = "load-kafka", 8, 2000
+    PARTITIONS, RECORDS = 8, 2000
 
-    def __init__(self, scenario: LoadTestScenario, servers: str) -> None:
+    def __init__(self, scenario: LoadTestScenario, servers: str, topics: str) -> None:
         self._scenario, self._servers = scenario, servers
-        self._topics = [f"{self.TOPIC}-{number}" for number in range(scenario.kafka_clients)]
+        self._topics = [f"{topics}-kafka-{number}" for number in range(scenario.kafka_clients)]
         self._history: LibrdkafkaHistory | None = None
 
     async def prepare(self) -> None:

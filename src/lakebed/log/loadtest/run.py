@@ -28,6 +28,7 @@ from lakebed.bench.harness import BenchEnvironment
 from lakebed.core.context import Context
 from lakebed.core.ids import Ids
 from lakebed.core.settings import load
+from lakebed.embedded.endpoints import TARGETS_FILE, write_targets
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.log.bench import SERVE, process
 from lakebed.log.broker import Broker
@@ -67,7 +68,8 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
     (folder / "logs").mkdir(parents=True)
     _write(folder / "resolved-config.json", chosen)
     _write(folder / "environment.json", _environment())
-    topics = {f"load-{number}": chosen.partitions for number in range(chosen.topics)}
+    prefix = f"load-{Ids().token()}"  # of this run's topics: another run may have used the metadata store
+    topics = {f"{prefix}-{number}": chosen.partitions for number in range(chosen.topics)}
     names = [f"broker-{number}" for number in range(chosen.brokers)]
     manifest = plan.manifest(topics, names, owners_per_partition=chosen.owners, seed=chosen.seed)
     _write(folder / "routing-manifest.json", manifest)
@@ -92,12 +94,17 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
             }
             working = process(environment, WORK, {**meta, **compact}, started=_pid_of(pids, worker), log=log)
             workers[worker] = await stack.enter_async_context(working)
+        write_targets(targets := out / TARGETS_FILE, [*urls.values(), *workers.values()])
+        stack.callback(targets.unlink, missing_ok=True)
         where = {"store": environment.settings.of(StoreSettings).url, "meta": meta.get("meta.backend", "sqlite")}
         _write(folder / "stack.json", {"brokers": urls, "compactors": workers, "pids": pids, **where})
         await _precreate(environment, meta, manifest)
         client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
         servers = ",".join(f"{HOST}:{port}" for port in kafka.values())
-        kafka_clients, consumers = LoadTestKafkaClients(chosen, servers), LoadTestConsumers(chosen, manifest, urls)
+        kafka_clients, consumers = (
+            LoadTestKafkaClients(chosen, servers, prefix),
+            LoadTestConsumers(chosen, manifest, urls),
+        )
         await kafka_clients.prepare()
         load_over = asyncio.Event()
         consuming = asyncio.gather(consumers.run(load_over), kafka_clients.consume(load_over))

@@ -130,7 +130,7 @@ class BucketMeta:
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         check_key(key)
-        await self._change(
+        await self._remove(
             "delete", partition_key, lambda head, known, at: decisions.delete(head, at + key, expected, known)
         )
 
@@ -155,7 +155,7 @@ class BucketMeta:
         )
 
     async def delete_range(self, start: str, end: str, *, partition_key: str = "") -> None:
-        await self._change(
+        await self._remove(
             "delete_range",
             partition_key,
             lambda head, known, at: decisions.delete_range(head, at + start, at + end, known),
@@ -195,7 +195,10 @@ class BucketMeta:
         return await self._answer("head", partition_key, lambda head, known, at: head)
 
     async def groups(self) -> list[str]:
-        """The partition keys of all groups that were ever written, sorted: one list, and one read per unknown one."""
+        """The partition keys of all groups, sorted. A group with a head of its own stays when it is empty.
+
+        One read per bin; for groups with heads of their own one list, and one read per unknown one.
+        """
         self._count("groups")
         if await self._binned():
             members = await self._tree.each(lambda group: group.answer(lambda head, known: head.members))
@@ -278,6 +281,17 @@ class BucketMeta:
         return await self._tree.run(
             partition_key, lambda group: group.change(lambda head, known: decide(head, known, at))
         )
+
+    async def _remove(
+        self, verb: str, partition_key: str, decide: Callable[[Head, LoadedState, str], tuple[Head, None]]
+    ) -> None:
+        """A change after which a bin has no group without entries: nobody would look at it for nothing."""
+
+        def removed(head: Head, known: LoadedState, at: str) -> tuple[Head, None]:
+            after, _ = decide(head, known, at)
+            return bins.without_empty(after, partition_key, known), None
+
+        await self._change(verb, partition_key, removed)
 
     async def _sweep_bins(self) -> int:
         """Leaves of all bins, after a write of each bin that refuses spills planned before it."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from lakebed.core.errors import LakebedError
-from lakebed.meta.bucket.decisions import HeadFull, LoadedState, NotLoaded, cut, demand, find, overlapping
+from lakebed.meta.bucket.decisions import HeadFull, LoadedState, NotLoaded, cut, demand, find, overlapping, scan
 from lakebed.meta.bucket.model import (
     BIN_SCHEMA,
     HOT_BYTES_HARD_MAX,
@@ -88,6 +88,16 @@ def _stored(now: Head, key: str, value: bytes, session: str, known: LoadedState)
     refs = now.refs if key in now.hot else cut(now.refs, key, key + SEPARATOR, known)
     now.hot[key] = HotEntry(value, now.version + 1, session)
     return msgspec.structs.replace(now, version=now.version + 1, refs=refs)
+
+
+def without_empty(head: Head, member: str, known: LoadedState) -> Head:
+    """The bin without this group of it, when the group has no entry left."""
+    start = stored_key(member, "")
+    if member not in head.members or any(key.startswith(start) for key in head.hot):
+        return head
+    if scan(head, known, start=start, end=stored_key(member, BEHIND_ALL), limit=1):
+        return head
+    return msgspec.structs.replace(head, members=tuple(other for other in head.members if other != member))
 
 
 def scan_all(head: Head, known: LoadedState, *, start: str, end: str, limit: int) -> list[MetaEntry]:

@@ -189,11 +189,11 @@ class HeadWriter:
 
 
 class HeadChange:
-    """One change through all its attempts, of which there were `attempts`."""
+    """One change through all its attempts. `follows_other` when another process made the change before it."""
 
     def __init__(self, writer: HeadWriter) -> None:
         self._writer = writer
-        self.attempts = 0
+        self.follows_other = False
         self._number = 0
         self._answer: Any = None
 
@@ -210,7 +210,7 @@ class HeadChange:
             after, result = decide(head)
             if after is head:
                 return head, (None, result)
-            self.attempts += 1
+            self.follows_other = next(reversed(head.writers), self._writer.id) != self._writer.id
             self._writer.last += 1
             self._number, self._answer = self._writer.last, (after, result)
             signed = msgspec.structs.replace(after, writers=self._signed(head.writers))

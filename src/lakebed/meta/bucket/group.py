@@ -42,7 +42,7 @@ SPILLS_MAX = 4  # plans one spill may lose to others
 FETCHES_MAX = 16  # requests under way at once for one call
 SWEEP_EVERY = 8  # spills of a group between two sweeps of its leaves
 SWEEP_MAX = 1_000  # leaves one sweep removes
-CONTENTION_WINDOW = 64  # changes of which more than half met a faster one: the head is contended
+CONTENTION_WINDOW = 64  # changes of which more than half follow another process's: the head is contended
 
 
 class LeafCache:
@@ -127,7 +127,9 @@ class KeyGroup:
         )
         self._writer = HeadWriter(ids.token())
         self._seen = RegisterState(initial, 0, ABSENT)
-        self._recent: deque[bool] = deque(maxlen=CONTENTION_WINDOW)  # of the last changes: whether others were faster
+        self._recent: deque[bool] = deque(
+            maxlen=CONTENTION_WINDOW
+        )  # of the last changes: which follow another process's
         self._reading: asyncio.Task[Head] | None = None
         self._next: asyncio.Task[Head] | None = None
         self._spilling = asyncio.Lock()
@@ -174,7 +176,7 @@ class KeyGroup:
                 await self.spill()
             else:
                 if grown is not None:
-                    self._recent.append(change.attempts > 1)
+                    self._recent.append(change.follows_other)
                     await self._tidied(grown)
                 return result
         raise Overloaded(f"meta group {self._name!r} is full, or changes too fast", hint="is its compaction running?")

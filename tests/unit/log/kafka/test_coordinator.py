@@ -15,7 +15,9 @@ from lakebed.log.kafka import membership
 from lakebed.log.kafka.coordinator import GroupCoordinator
 from lakebed.log.kafka.membership import Group, GroupFault, GroupRefused, JoinWish
 from lakebed.log.model import GroupFenced, TopicPartition
-from support.log_host import TP, Host
+from support.log_host import METAS, TP, Host
+
+pytestmark = pytest.mark.metas(*METAS)
 
 RANGE = (("range", b"topics"),)
 
@@ -215,7 +217,7 @@ async def test_a_group_without_members_and_commits_expires_with_its_offsets(host
 
     assert ([], ["g"]) == (kept, expired)
     assert {} == await kafka.groups()
-    assert ["llog/orders/groups/of-http/0"] == host.meta_keys("/groups/")
+    assert ["llog/orders/groups/of-http/0"] == await host.meta_keys("/groups/")
     again = await formed(host, kafka)
     await broker.groups.store("g", TP, 2, note="", generation=again[0].generation)
 

@@ -9,6 +9,7 @@ from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from lakebed.core.errors import Corrupt, Invalid, Unavailable
 from lakebed.core.quotas import KeyQuotas
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.keys import KeyRecord, digest
+from lakebed.log.brokers import GROUP, BrokerRecord, key_of
 from lakebed.log.kafka import wire
 from lakebed.log.kafka.data import DataRequests, _kept, served
 from lakebed.log.kafka.group_requests import GroupRequests
@@ -37,6 +39,7 @@ from lakebed.log.kafka.server import (
 )
 from lakebed.log.kafka.service import TOPICS_FRESH_S, RequestInfo
 from lakebed.log.kafka.stream import SHARED_BYTES, FrameStream
+from lakebed.log.kafka.topic_requests import TopicRequests
 from lakebed.log.kafka.wire import API_VERSIONS, shaped
 from lakebed.log.kafka_batch import HEADER, KafkaRecord, checked, encode, kafka_records, split
 from lakebed.log.model import TopicPartition
@@ -362,6 +365,23 @@ async def test_the_partitions_of_a_topic_are_asked_for_once_a_second() -> None:
     services.forget("orders", await services.broker.admin.delete("orders", reason="test"))
 
     assert (0, 0, 3, 5, 0) == (none, remembered, seen, created, await catalog.partitions("orders"))
+
+
+async def test_administration_is_sent_to_the_broker_that_answers() -> None:
+    """It is alive; one that was killed is among the brokers until its lease is over, and clients would wait for it."""
+    host = Host()
+    services = services_of(host, host.context())
+    registry = services.registry
+    registry.me = msgspec.structs.replace(registry.me, kafka="127.0.0.1:9093", kafka_id=9)
+    killed = msgspec.json.encode(BrokerRecord("killed", kafka="127.0.0.1:9092", kafka_id=1))
+    await host.meta_put(key_of("killed"), killed, GROUP)
+
+    requests = TopicRequests(services)
+    metadata = await requests.metadata(SimpleNamespace(topics=[], allow_auto_topic_creation=False), info_of(9))
+    cluster = await requests.describe_cluster(SimpleNamespace(), info_of(0))
+
+    assert [1, 9] == [broker["node_id"] for broker in metadata["brokers"]]
+    assert (9, 9) == (metadata["controller_id"], cluster["controller_id"])
 
 
 async def test_partitions_are_created_from_the_highest_down(monkeypatch: pytest.MonkeyPatch) -> None:
