@@ -291,6 +291,57 @@ async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet)
     assert ("done", 0) == (row.state, (await fleet.queue.depth()).in_flight)
 
 
+async def test_a_heartbeat_whose_answer_was_lost_does_not_let_the_row_go_silent(fleet: Fleet) -> None:
+    """The row that it wrote is ours: the next one writes over it, and a duplicate long after that starts nothing."""
+    rows, rival = Guarded(fleet.dispatched), Job()
+    fleet.job.hangs = asyncio.Event()
+    made = Dispatcher(fleet.context, queue=fleet.queue, dispatched=rows, job=fleet.job)
+    node = fleet.node("node-2")
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=rival)
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(made.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    rows.after = {"change": 1}
+    for _ in range(12):
+        await fleet.clock.advance(10.0)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    silent_ms = fleet.clock.now_ns() // 1_000_000 - (running.at_ms if running else 0)
+
+    await fleet.queue.send(message("t1"))
+    await fleet.round(other)
+    fleet.job.hangs.set()
+    await first
+
+    assert rows.after == {"change": 0} and silent_ms <= 20_000
+    assert ([], 1) == (rival.runs, len(fleet.job.runs))
+
+
+async def test_a_heartbeat_takes_no_row_back_that_another_dispatcher_has_taken_over(fleet: Fleet) -> None:
+    """Nor one that was cleared for a replay: only a row of this dispatcher's own is written over."""
+    rows = Guarded(fleet.dispatched)
+    fleet.job.hangs = asyncio.Event()
+    made = Dispatcher(fleet.context, queue=fleet.queue, dispatched=rows, job=fleet.job)
+    for tick in ("t1", "t2"):
+        await fleet.queue.send(message(tick))
+    running = asyncio.create_task(made.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    ours = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert ours is not None
+    theirs = msgspec.structs.replace(ours, attempt_id="theirs", fields=ours.fields | {"by": "node-2"})
+    assert await fleet.dispatched.change(theirs, ours)
+    await fleet.dispatched.clear(TickId("o", "p", "t2"))
+    for _ in range(12):
+        await fleet.clock.advance(10.0)
+
+    found = [await fleet.dispatched.get(TickId("o", "p", tick)) for tick in ("t1", "t2")]
+    fleet.job.hangs.set()
+    await running
+
+    assert [theirs, None] == found
+
+
 async def test_the_ticks_of_a_failed_job_are_dispatched_again(fleet: Fleet) -> None:
     """The row reports failed until then; the second receive is done."""
     fleet.job.fails = TRIES_PER_RECEIVE
