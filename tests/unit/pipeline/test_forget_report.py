@@ -125,7 +125,7 @@ def test_rows_in_the_topic_that_silver_is_made_of_are_reported_and_not_removed(
 
     (source, *_), topic = report.tables, "bronze/topics/lake/orders"
     assert (topic, 0, stays) == (source.table, source.rows, source.refused)
-    assert not stays or f"2 rows stay: lakebed tables delete {topic}" in source.note
+    assert not stays or f"such rows stay (2): lakebed tables delete {topic}" in source.note
     assert ("bronze", topic, True, False) == asked[0]
     assert report.complete != stays
 

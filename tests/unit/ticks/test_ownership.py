@@ -317,7 +317,7 @@ async def test_a_project_that_becomes_busy_while_it_is_let_go_is_kept(
 async def test_a_round_gives_nothing_up_that_was_let_go_and_taken_again_meanwhile(
     store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
-    """It finds the former term lost, and not the one of a finalize that runs: that lease is kept, and released at last."""
+    """It finds the former term lost, and not the one of a finalize that runs: that lease is kept, then released."""
     first, plainly = Ownership(replica(store, manual_clock, "a", warm_max=2, lease_s=10.0)), Lease.renew
     other, go_on = Ownership(replica(store, manual_clock, "b", lease_s=10.0)), asyncio.Event()
     renewals: list[Lease] = []

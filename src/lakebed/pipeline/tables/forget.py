@@ -167,7 +167,7 @@ class Forgetter:
         held = self._forget("bronze", name, keys, dry_run=True, purge=False)
         if not held.rows:
             return held
-        note = f"{held.rows} rows stay: lakebed tables delete {name} removes them"
+        note = f"such rows stay ({held.rows}): lakebed tables delete {name} removes them"
         return msgspec.structs.replace(held, rows=0, note=note, refused=True)
 
     def _forget(self, layer: str, name: str, keys: Mapping[str, str], *, dry_run: bool, purge: bool) -> ForgottenTable:
