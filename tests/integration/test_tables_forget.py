@@ -25,7 +25,7 @@ from lakebed.delta.model import DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze.places import table_name
 from lakebed.pipeline.tables import files
-from lakebed.pipeline.tables.forget import Forgetter, ForgottenTable
+from lakebed.pipeline.tables.forget import Forgetter, ForgottenTable, delete_rows
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
@@ -44,6 +44,7 @@ columns:
   order: {type: long, required: true, from: order_id}
   customer: string
 """
+TOPIC = "table: orders\nsource: topic.orders"
 
 
 class Lake:
@@ -235,6 +236,34 @@ def test_while_silver_is_behind_the_report_is_not_complete(lake: Lake) -> None:
     report = Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"})
 
     assert not report.complete
+
+
+def test_rows_in_a_topic_that_silver_is_made_of_are_reported_until_they_are_deleted(lake: Lake) -> None:
+    """They stay and are named with the command; after it, once silver has read that version, the report is complete."""
+    (lake.folder / "contracts" / "orders.yaml").write_text(CONTRACT.replace("table: orders", TOPIC))
+    topic, rows = "bronze/topics/lake/orders", {"order_id": [1, 2], "customer": ["c-1", "c-2"]}
+    runtime = runtime_on(lake.bucket, SystemClock(), Ids())
+    for name, columns, batch in (
+        (topic, COLUMNS, WriteBatch("lakebed.topic", 0)),
+        ("silver/lake/main/orders", (("order", "long"), ("customer", "string")), WriteBatch("silver", 0)),
+    ):
+        table = Table(None, TableSpec(name, schema_json(columns)), runtime, location=lake.location)
+        held = pa.table(dict(zip((column for column, _ in columns), rows.values(), strict=True)))
+        table.append_files(files.write_files(held, table.spec, lake.location, lake.location.filesystem()), batch)
+    forgetter = Forgetter(lake.context())
+
+    first = forgetter.run("lake/main", {"customer": "c-1"}, purge=True)
+    delete_rows(lake.context(), topic, "customer = 'c-1'")
+    second = forgetter.run("lake/main", {"customer": "c-1"})
+    table.append_files([], WriteBatch("silver", 1))
+    third = forgetter.run("lake/main", {"customer": "c-1"})
+
+    assert [(topic, 0, True), ("silver/lake/main/orders", 1, False)] == [
+        (one.table, one.rows, one.refused) for one in first.tables
+    ]
+    assert f"such rows stay (1): lakebed tables delete {topic}" in first.tables[0].note
+    assert [False, False, True] == [one.complete for one in (first, second, third)]
+    assert not any(one.refused for one in second.tables)
 
 
 def test_what_cannot_be_forgotten_is_refused(lake: Lake) -> None:

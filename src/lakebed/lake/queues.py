@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.core.errors import LakebedError
+from lakebed.core.errors import LakebedError, Overloaded, Unavailable
 from lakebed.lake.client import LakeClient
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.paths import check_name
@@ -73,6 +73,8 @@ class LakeBatch:
             await self._client.pause(max(0.1, (expires_ms / 1000 - self._client.now_s()) / EXTENDS))
             try:
                 answer = await self._client.call("POST", f"{self._path}/extend")
+            except (Unavailable, Overloaded):
+                continue  # no gateway answers: the claim is ours until one says that it is not
             except LakebedError:
                 return  # lost: `ack` reports it
             expires_ms = int(answer.json()["expires_ms"])

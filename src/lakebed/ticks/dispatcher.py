@@ -270,12 +270,24 @@ class Dispatcher:
             for number, each in enumerate(claimed):
                 try:
                     row = self._row(each.message, RUNNING, tries=int(each.row.fields["tries"]))
-                    if await self._dispatched.change(row, each.row):
+                    if await self._refreshed(row, each.row):
                         claimed[number] = msgspec.structs.replace(each, row=row)
                     for received in each.held:
                         await self._queue.hide(received.receipt, self._settings.visibility_timeout_s)
                 except LakebedError as error:
                     log.warning("heartbeat of a running tick failed", tick=each.row.tick_id, error=error.message)
+
+    async def _refreshed(self, row: AuditRow, was: AuditRow) -> bool:
+        """Writes a running job's row again. False when it is not ours any more.
+
+        An earlier heartbeat may have written it and lost its answer: that one is still ours.
+        """
+        if await self._dispatched.change(row, was):
+            return True
+        found = await self._dispatched.get(row.tick)
+        if found is None or found.state != RUNNING or found.fields.get("by") != self._context.node:
+            return False
+        return await self._dispatched.change(row, found)
 
     def _row(
         self, message: TickMessage, state: str, *, tries: int = 1, detail: str = "", lines: Iterable[str] = ()

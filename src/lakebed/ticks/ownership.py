@@ -83,7 +83,7 @@ class Ownership:
             await self._renewed(warm)
         except Fenced:
             warm.busy -= 1
-            self._forget(project)
+            self._forget(project, warm)
             return None
         except BaseException:
             warm.busy -= 1
@@ -144,6 +144,8 @@ class Ownership:
     async def keep(self) -> None:
         """One round: renews leases in use, releases idle ones."""
         for project, warm in list(self._warm.items()):
+            if self._warm.get(project) is not warm:
+                continue  # released since the round began, and perhaps acquired again
             idle_s = self._clock.monotonic_s() - warm.used_s
             try:
                 if not warm.busy and (idle_s >= self._settings.idle_ttl_s or await self._requested(project)):
@@ -151,7 +153,7 @@ class Ownership:
                 else:
                     warm.held = await warm.lease.renew(warm.held)
             except Fenced:
-                self._forget(project)
+                self._forget(project, warm)
             except LakebedError as error:
                 log.warning("lease of a project was not renewed", project=project[1], error=error.message)
 
@@ -172,12 +174,14 @@ class Ownership:
         warm = self._warm.get(project)
         if warm is None or warm.busy:
             return
-        self._forget(project)
+        self._forget(project, warm)
         try:
             await warm.lease.release(warm.held)
         except LakebedError as error:
             log.warning("lease of a project was not released; it expires", project=project[1], error=error.message)
 
-    def _forget(self, project: Project) -> None:
-        self._warm.pop(project, None)  # a finalize that still runs is fenced at its next write
+    def _forget(self, project: Project, warm: _Warm) -> None:
+        """Forgets this term of the project; a later one, under another epoch, stays."""
+        if self._warm.get(project) is warm:
+            del self._warm[project]  # a finalize that still runs is fenced at its next write
         self._gauge.set(len(self._warm))

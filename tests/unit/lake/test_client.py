@@ -259,6 +259,41 @@ async def test_a_claim_is_extended_before_it_is_stale_and_named_only_while_it_is
     assert [[], ["c1"], ["c2"], ["c3"]] == held
 
 
+@pytest.mark.parametrize(("code", "status", "goes_on"), [("unavailable", 503, True), ("fenced", 409, False)])
+async def test_a_claim_is_extended_again_after_an_outage_and_never_after_it_was_lost(
+    manual_clock: ManualClock, code: str, status: int, goes_on: bool
+) -> None:
+    """No gateway for longer than a request is repeated: the batch is still being processed, and named as held."""
+    away, extended, held = False, list[int](), list[list[str]]()
+
+    def gateway(request: httpx2.Request) -> httpx2.Response:
+        expires_ms = round(manual_clock.now_ns() / 1e6) + 30_000
+        if request.url.path.endswith("/extend"):
+            if away:
+                return problem(code, status)
+            extended.append(expires_ms)
+            return httpx2.Response(200, json={"expires_ms": expires_ms}, request=request)
+        held.append(msgspec.json.decode(request.content)["held"])
+        batch = {"claim": f"c{len(held)}", "shard": 0, "sequence": 1, "entries": [], "expires_ms": expires_ms}
+        return httpx2.Response(200, json={"batches": [batch]}, request=request)
+
+    batches = AsyncQueue(client_of(gateway, manual_clock), "jobs").collect()
+    await anext(batches)
+    away = True
+    for _ in range(150):
+        await manual_clock.advance(1.0)
+    away, before = False, len(extended)
+    for _ in range(150):
+        await manual_clock.advance(1.0)
+    again = len(extended)
+    for _ in range(2):
+        await anext(batches)
+    await batches.aclose()
+
+    assert goes_on == (again > before)
+    assert goes_on == ("c1" in held[-1])
+
+
 async def test_a_collector_that_stops_lets_go_of_what_it_has_not_acked(manual_clock: ManualClock) -> None:
     """Its claims are extended while it goes on, and never after: they go stale, and others get the batches."""
     extended: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Invalid, NotFound
 from lakebed.core.settings import Settings, load
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
@@ -94,6 +94,71 @@ def test_what_silver_has_not_read_counts_under_either_name_of_a_table(
     forgetter._contracts = [Contract("sales", {"id": ContractColumn("long")}, ("id",), source="raw_sales")]
 
     assert complete == forgetter._complete("acme/shop", only)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("only", "rows", "stays"),
+    [("", 2, True), ("sales", 2, True), ("topic.orders", 2, True), ("", 0, False), ("other", 2, None)],
+)
+def test_rows_in_the_topic_that_silver_is_made_of_are_reported_and_not_removed(
+    monkeypatch: pytest.MonkeyPatch, manual_clock: ManualClock, only: str, rows: int, stays: bool | None, dry_run: bool
+) -> None:
+    """Silver made anew would bring them back: whoever asked is told which table holds them, and how to remove them."""
+    store, asked = MemoryStore(clock=manual_clock), list[tuple[str, str, bool, bool]]()
+    _tables_of_the_lake(store, read=0)
+
+    def forget(self: Forgetter, layer: str, name: str, keys: Any, *, dry_run: bool, purge: bool) -> ForgottenTable:
+        asked.append((layer, name, dry_run, purge))
+        return ForgottenTable(name, rows=rows, version=1)
+
+    monkeypatch.setattr(Forgetter, "_forget", forget)
+    forgetter = object.__new__(Forgetter)
+    forgetter._context = SimpleNamespace(settings=Settings({}, {}), clock=manual_clock)  # type: ignore[assignment]
+    forgetter._store, forgetter._contracts = store, [_of_topic()]
+
+    if stays is None:
+        with pytest.raises(NotFound):
+            forgetter.run("lake/main", {"customer": "c-1"}, only=only, dry_run=dry_run, purge=True)
+        return
+    report = forgetter.run("lake/main", {"customer": "c-1"}, only=only, dry_run=dry_run, purge=True)
+
+    (source, *_), topic = report.tables, "bronze/topics/lake/orders"
+    assert (topic, 0, stays) == (source.table, source.rows, source.refused)
+    assert not stays or f"such rows stay (2): lakebed tables delete {topic}" in source.note
+    assert ("bronze", topic, True, False) == asked[0]
+    assert report.complete != stays
+
+
+@pytest.mark.parametrize(("read", "complete"), [(0, True), (-1, False)])
+def test_a_topic_that_silver_has_not_read_to_its_end_may_bring_rows_back(
+    manual_clock: ManualClock, read: int, complete: bool
+) -> None:
+    """Its loads are counted by versions, not by ticks."""
+    store = MemoryStore(clock=manual_clock)
+    _tables_of_the_lake(store, read=read)
+    forgetter = object.__new__(Forgetter)
+    forgetter._store, forgetter._contracts = store, [_of_topic()]
+
+    assert complete == forgetter._complete("lake/main", "")
+    assert forgetter._complete("acme/shop", "")  # the word means a table of ticks there
+
+
+def _of_topic() -> Contract:
+    return Contract("sales", {"id": ContractColumn("long")}, ("id",), source="topic.orders")
+
+
+def _tables_of_the_lake(store: MemoryStore, *, read: int) -> None:
+    """A topic's bronze at version 0, and silver that has read it up to a version."""
+    schema = schema_json((("id", "long"),))
+    for name, batch in (
+        ("bronze/topics/lake/orders", WriteBatch("lakebed.topic", 0)),
+        ("silver/lake/main/sales", None),
+    ):
+        spec = TableSpec(name, schema)
+        done = batch or (WriteBatch("silver", read) if read >= 0 else None)
+        commit = Commit("WRITE", batch=done, spec=spec, table_id="i")
+        asyncio.run(store.create(log_key(spec.root, 0), encode(commit, attempt_id="a", now_ms=0)))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class World:
         self.store, self.location = MemoryStore(clock=ManualClock()), Folder.at(folder)
         self.ours, self.theirs = self.opened(), self.opened()
         self.between: Callable[[], Any] = lambda: None
+        self.monkeypatch = monkeypatch
         monkeypatch.setattr(compaction, "_joined", self.joined)
 
     def opened(self) -> Table:
@@ -42,8 +43,7 @@ class World:
         return Table(None, SPEC, runtime_on(self.store, clock, ids), location=self.location)  # type: ignore[arg-type]
 
     def append(self, day: str, *ids: int, table: Table | None = None) -> DataFile:
-        rows = pa.table({"id": pa.array(ids, pa.int64()), "day": pa.array([day] * len(ids))})
-        (file,) = files.write_files(rows, SPEC, self.location, self.location.filesystem())
+        (file,) = files.write_files(rows_of(day, *ids), SPEC, self.location, self.location.filesystem())
         (table or self.theirs).append_files([file])
         return file
 
@@ -63,10 +63,26 @@ class World:
         self.between()
         return found
 
+    def overtake(self, work: Callable[[], Any]) -> None:
+        """The next entry loses its race: `work` commits after it was planned, and before it is created."""
+        create, raced = self.store.create, list[str]()
+
+        async def overtaken(key: str, data: bytes) -> Any:
+            if not raced:
+                raced.append(key)
+                await asyncio.to_thread(work)
+            return await create(key, data)
+
+        self.monkeypatch.setattr(self.store, "create", overtaken)
+
     def ids(self) -> list[int]:
         state = self.opened().snapshot()
         rows = read_by_task(self.location, SPEC.root, state, {"id": pa.int64()}) if state.files else []
         return sorted(row["id"] for row in rows)
+
+
+def rows_of(day: str, *ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "day": pa.array([day] * len(ids))})
 
 
 @pytest.fixture
@@ -111,21 +127,11 @@ def test_an_append_beside_a_compaction_stays(world: World) -> None:
     assert all(not entry["add"]["dataChange"] for entry in entries(world, 3) if "add" in entry)
 
 
-def test_a_compaction_that_loses_the_race_of_its_commit_follows_what_won(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_that_loses_the_race_of_its_commit_follows_what_won(world: World) -> None:
     """What it has joined is not thrown away for an append beside it."""
     world.append("a", 1)
     world.append("a", 2)
-    create, raced = world.store.create, list[str]()
-
-    async def overtaken(key: str, data: bytes) -> Any:
-        if not raced:
-            raced.append(key)
-            await asyncio.to_thread(world.append, "a", 3)
-        return await create(key, data)
-
-    monkeypatch.setattr(world.store, "create", overtaken)
+    world.overtake(lambda: world.append("a", 3))
 
     result = world.ours.compact()
 
@@ -160,6 +166,36 @@ def test_a_batch_that_another_applied_while_ours_was_written_is_not_applied_twic
 
     assert (True, True, False) == (result.repeated, earlier.repeated, later.repeated)
     assert {"app": 8} == world.opened().snapshot().applied
+
+
+@pytest.mark.parametrize("batch", [WriteBatch("app", 7), WriteBatch("app", 7, after=-1), WriteBatch.once("job")])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_batch_that_another_applied_just_before_our_entry_is_not_applied_behind_it(
+    world: World, batch: WriteBatch, replaces: bool
+) -> None:
+    """Both saw a table without it: the one that loses the race of the entry answers that it is there."""
+    world.append("a", 1)
+    (late,) = files.write_files(rows_of("a", 2), SPEC, world.location, world.location.filesystem())
+    world.overtake(lambda: world.theirs.append_files([late], batch))
+
+    result = (world.ours.replace_by if replaces else world.ours.append_files)([late], batch)
+
+    state = world.opened().snapshot()
+    assert (True, 1, 1) == (result.repeated, result.version, state.version)
+    assert ([1, 2], 2) == (world.ids(), len(state.files))
+
+
+def test_a_batch_that_follows_another_is_stale_when_a_rival_came_just_before_our_entry(world: World) -> None:
+    """It was made of what the batch before it left: its rows are not put behind the rival's."""
+    world.append("a", 1)
+    (late,) = files.write_files(rows_of("a", 2), SPEC, world.location, world.location.filesystem())
+    world.overtake(lambda: world.theirs.append_files([late], WriteBatch("app", 7, after=-1)))
+
+    with pytest.raises(Stale):
+        world.ours.append_files([late], WriteBatch("app", 8, after=-1))
+
+    state = world.opened().snapshot()
+    assert ([1, 2], {"app": 7}, 1) == (world.ids(), state.applied, state.version)
 
 
 def test_a_commit_planned_on_a_state_that_moved_is_not_made(world: World) -> None:

@@ -210,6 +210,67 @@ async def test_a_long_job_keeps_its_messages_and_rows(fleet: Fleet) -> None:
     assert 180 < fleet.context.metrics.value("lakebed_ticks_job_seconds_sum") <= 210
 
 
+async def test_a_hide_that_fails_once_shows_neither_a_running_nor_a_waiting_message(fleet: Fleet) -> None:
+    """Several heartbeats fit into a visibility timeout: one that fails costs no receive, and starts no second job."""
+    queue, failed = Guarded(fleet.queue), set[str]()
+    fleet.job.hangs = asyncio.Event()
+    made = Dispatcher(fleet.context, queue=queue, dispatched=fleet.dispatched, job=fleet.job)
+
+    def fail_first_hides(*args: Any) -> None:
+        if len(args) == 2 and args[0] not in failed:
+            failed.add(args[0])
+            raise Unavailable("the queue is away")
+
+    queue.bend = fail_first_hides
+    await fleet.queue.send(message("t1"))
+    running = asyncio.create_task(made.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    await fleet.queue.send(message("t2"))
+    waiting = asyncio.create_task(made.round())
+    seen = []
+    for _ in range(20):
+        await fleet.clock.advance(10.0)
+        seen += [received.message().tick_id for received in await fleet.queue.receive(10)]
+    fleet.job.hangs.set()
+    await asyncio.gather(running, waiting)
+
+    assert ([], 2) == (seen, len(failed))
+    assert [["t1"], ["t2"]] == [ticks for _, _, ticks in fleet.job.runs]
+
+
+async def test_a_tick_whose_row_cannot_be_written_keeps_the_others_of_its_job_fresh(fleet: Fleet) -> None:
+    """Only that one is received again while the job runs: a heartbeat goes on behind the tick that failed."""
+    rows, seen = Guarded(fleet.dispatched), list[str]()
+    fleet.job.hangs = asyncio.Event()
+    made = Dispatcher(fleet.context, queue=fleet.queue, dispatched=rows, job=fleet.job)
+
+    def fail_first_tick(*args: Any) -> None:
+        if len(args) == 2 and args[0].tick_id == "t1":
+            raise Unavailable("the row is away")
+
+    rows.bend = fail_first_tick
+    for tick in ("t1", "t2"):
+        await fleet.queue.send(message(tick))
+    running = asyncio.create_task(made.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    for _ in range(20):
+        await fleet.clock.advance(10.0)
+        seen += [received.message().tick_id for received in await fleet.queue.receive(10)]
+    silent_ms = [
+        fleet.clock.now_ns() // 1_000_000 - row.at_ms
+        for tick in ("t1", "t2")
+        if (row := await fleet.dispatched.get(TickId("o", "p", tick))) is not None
+    ]
+    rows.bend = lambda *args: None
+    fleet.job.hangs.set()
+    await running
+
+    assert {"t1"} == set(seen)
+    assert silent_ms[1] < 60_000 <= silent_ms[0]
+
+
 async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet) -> None:
     """It wrote the row and nobody saw its answer: the job's end is written over it, and only then the message goes."""
     fleet.job.hangs = asyncio.Event()
@@ -228,6 +289,57 @@ async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet)
     row = await fleet.dispatched.get(TickId("o", "p", "t1"))
     assert row is not None
     assert ("done", 0) == (row.state, (await fleet.queue.depth()).in_flight)
+
+
+async def test_a_heartbeat_whose_answer_was_lost_does_not_let_the_row_go_silent(fleet: Fleet) -> None:
+    """The row that it wrote is ours: the next one writes over it, and a duplicate long after that starts nothing."""
+    rows, rival = Guarded(fleet.dispatched), Job()
+    fleet.job.hangs = asyncio.Event()
+    made = Dispatcher(fleet.context, queue=fleet.queue, dispatched=rows, job=fleet.job)
+    node = fleet.node("node-2")
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=rival)
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(made.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    rows.after = {"change": 1}
+    for _ in range(12):
+        await fleet.clock.advance(10.0)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    silent_ms = fleet.clock.now_ns() // 1_000_000 - (running.at_ms if running else 0)
+
+    await fleet.queue.send(message("t1"))
+    await fleet.round(other)
+    fleet.job.hangs.set()
+    await first
+
+    assert rows.after == {"change": 0} and silent_ms <= 20_000
+    assert ([], 1) == (rival.runs, len(fleet.job.runs))
+
+
+async def test_a_heartbeat_takes_no_row_back_that_another_dispatcher_has_taken_over(fleet: Fleet) -> None:
+    """Nor one that was cleared for a replay: only a row of this dispatcher's own is written over."""
+    rows = Guarded(fleet.dispatched)
+    fleet.job.hangs = asyncio.Event()
+    made = Dispatcher(fleet.context, queue=fleet.queue, dispatched=rows, job=fleet.job)
+    for tick in ("t1", "t2"):
+        await fleet.queue.send(message(tick))
+    running = asyncio.create_task(made.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    ours = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert ours is not None
+    theirs = msgspec.structs.replace(ours, attempt_id="theirs", fields=ours.fields | {"by": "node-2"})
+    assert await fleet.dispatched.change(theirs, ours)
+    await fleet.dispatched.clear(TickId("o", "p", "t2"))
+    for _ in range(12):
+        await fleet.clock.advance(10.0)
+
+    found = [await fleet.dispatched.get(TickId("o", "p", tick)) for tick in ("t1", "t2")]
+    fleet.job.hangs.set()
+    await running
+
+    assert [theirs, None] == found
 
 
 async def test_the_ticks_of_a_failed_job_are_dispatched_again(fleet: Fleet) -> None:

@@ -311,3 +311,40 @@ async def test_a_project_that_becomes_busy_while_it_is_let_go_is_kept(
     ends.set()
     await asyncio.gather(*tasks)
     assert [("o", "p")] == first.projects
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+async def test_a_round_gives_nothing_up_that_was_let_go_and_taken_again_meanwhile(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    """It finds the former term lost, and not the one of a finalize that runs: that lease is kept, then released."""
+    first, plainly = Ownership(replica(store, manual_clock, "a", warm_max=2, lease_s=10.0)), Lease.renew
+    other, go_on = Ownership(replica(store, manual_clock, "b", lease_s=10.0)), asyncio.Event()
+    renewals: list[Lease] = []
+
+    async def renew(lease: Lease, held: HeldLease) -> HeldLease:
+        renewals.append(lease)
+        if len(renewals) == slow:
+            await go_on.wait()
+        return await plainly(lease, held)
+
+    async with first.of("o", "p1"):
+        await hold(first, "p2")
+        with monkeypatch.context() as patch:
+            patch.setattr(Lease, "renew", renew)
+            keeping = asyncio.create_task(first.keep())
+            await settle()  # p1 or p2 is being renewed
+            await hold(first, "p3")  # in the place of p2
+            async with first.of("o", "p2"):
+                go_on.set()
+                await keeping
+                kept = first.projects
+                for _ in range(4):
+                    await manual_clock.advance(4.0)
+                    await first.keep()
+                with pytest.raises(TooEarly):
+                    await hold(other, "p2")
+        await first.stop()
+
+    assert [("o", "p1"), ("o", "p2")] == kept
+    assert await hold(other, "p2")

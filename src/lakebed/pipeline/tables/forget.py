@@ -23,7 +23,7 @@ from lakebed.delta import history, vacuum
 from lakebed.delta.log import decode, fields_of
 from lakebed.delta.model import ONCE, DataFile, Snapshot, TableSpec, key_of, path_of
 from lakebed.delta.predicate import Predicate, chosen, equal, parse_predicate
-from lakebed.pipeline.bronze.places import LAYERS, placed, table_name, tables_of
+from lakebed.pipeline.bronze.places import LAKE, LAYERS, placed, source_of, table_name, tables_of
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.tables import rewrite
@@ -35,6 +35,7 @@ from lakebed.store.settings import StoreSettings
 from lakebed.ticks.settings import TicksSettings
 
 ROW = "_row"  # quarantine's column: the bronze row as JSON
+SOURCE = "source"  # in the place of a layer: bronze of a topic, a queue or samples, which others than ticks fill
 
 
 class ForgottenTable(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class ForgottenTable(msgspec.Struct, frozen=True):
 
 class ForgetReport(msgspec.Struct, frozen=True):
     """`complete` is false while silver has bronze versions to read that may bring the rows back (run it again then),
-    and when a table was refused.
+    and when a table was refused, or is a topic's or another source's that has such rows.
 
     `parts_gone_by` is when the uploaded parts of the project's ticks will have been deleted.
     """
@@ -129,10 +130,14 @@ class Forgetter:
         done, covered = [], False
         for layer, name in found:
             try:
-                result = self._forget(layer, name, keys, dry_run=dry_run, purge=purge)
+                if layer == SOURCE:
+                    result = self._left(name, keys)
+                else:
+                    result = self._forget(layer, name, keys, dry_run=dry_run, purge=purge)
             except LakebedError as error:  # a table that Lakebed cannot read or may not write; the others go on
                 result = ForgottenTable(name, note=error.message, refused=True)
-            covered = covered or bool(result.rows or result.old_files) or (layer != "quarantine" and not result.note)
+            held = result.rows or result.old_files or (layer == SOURCE and result.refused)
+            covered = covered or bool(held) or (layer != "quarantine" and not result.note)
             done.append(result)
         if not covered:
             raise Invalid(f"no table of {project} has the columns {', '.join(keys)}", hint="lakebed tables show NAME")
@@ -142,12 +147,28 @@ class Forgetter:
 
     async def _tables(self, project: str, only: str) -> list[tuple[str, str]]:
         found = []
+        org_id, _, project_id = project.partition("/")
+        if (org_id, project_id) == LAKE:
+            wanted = [one for one in self._contracts if not only or only in (one.table, one.bronze)]
+            for source in dict.fromkeys(filter(None, (source_of(one.bronze) for one in wanted))):
+                place = await placed(self._store, source)
+                if (await history.listing(self._store, f"tables/{place}")).newest >= 0:
+                    found.append((SOURCE, place))
         for layer in LAYERS:
-            org_id, _, project_id = project.partition("/")
             for name, place in (await tables_of(self._store, layer, org_id, project_id)).items():
                 if not only or name == only:
                     found.append((layer, place))
         return found
+
+    def _left(self, name: str, keys: Mapping[str, str]) -> ForgottenTable:
+        """Counts such rows in a source that silver is made of. They stay: the audit compares it with what was accepted,
+        and what was accepted is not forgotten with them.
+        """
+        held = self._forget("bronze", name, keys, dry_run=True, purge=False)
+        if not held.rows:
+            return held
+        note = f"such rows stay ({held.rows}): lakebed tables delete {name} removes them"
+        return msgspec.structs.replace(held, rows=0, note=note, refused=True)
 
     def _forget(self, layer: str, name: str, keys: Mapping[str, str], *, dry_run: bool, purge: bool) -> ForgottenTable:
         state = asyncio.run(history.snapshot(self._store, f"tables/{name}"))
@@ -241,16 +262,20 @@ class Forgetter:
 
     def _complete(self, project: str, only: str) -> bool:
         """Whether silver has read bronze as far as it is committed."""
+        org_id, _, project_id = project.partition("/")
         for contract in self._contracts:
             if only and only not in (contract.table, contract.bronze):
                 continue
-            org_id, _, project_id = project.partition("/")
+            source = source_of(contract.bronze) if (org_id, project_id) == LAKE else ""
             bronze, silver = (
-                asyncio.run(self._snapshot(table_name(layer, org_id, project_id, name)))
-                for layer, name in (("bronze", contract.bronze), ("silver", contract.table))
+                asyncio.run(self._snapshot(name))
+                for name in (
+                    source or table_name("bronze", org_id, project_id, contract.bronze),
+                    table_name("silver", org_id, project_id, contract.table),
+                )
             )
             ticks = [at for application, at in bronze.applied.items() if application.startswith(ONCE)]
-            if max(ticks, default=-1) > silver.applied.get("silver", -1):
+            if (bronze.version if source else max(ticks, default=-1)) > silver.applied.get("silver", -1):
                 return False
         return True
 
