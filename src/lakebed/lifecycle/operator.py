@@ -5,11 +5,12 @@ Every change is one write of a register that workers read on their next round; a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.errors import Conflict, Invalid, NotFound
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
@@ -54,7 +55,7 @@ class Operator:
     # Looking.
 
     async def status(
-        self, bucket: str = "", *, limit: int = STATUS_ROWS, shows: Callable[[str], bool] = lambda _: True
+        self, bucket: str = "", *, limit: int = STATUS_ROWS, shows: Shows = every_name
     ) -> list[dict[str, Any]]:
         """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers; and when a
         worker last completed a round, 0 for never. At most `limit` actions are read and returned, of the buckets that
