@@ -42,6 +42,7 @@ class KeyWatch:
         self.tls = ServerTls.of(settings)
         self._task: asyncio.Task[None] | None = None
         self._used_at_s = float("-inf")
+        self._reads = self._loaded = 0  # of the sessions: begun, and the latest that ended
         self._finding = asyncio.Lock()
         self._away_until_s = float("-inf")
         self._failed = False
@@ -157,9 +158,14 @@ class KeyWatch:
     async def _read_sessions(self) -> None:
         if not self._keyring.required:
             return
+        self._reads += 1
+        number = self._reads
         found = (await self._sessions.read()).value
         if not found.seal and not self._settings.read_only:
             found = await self._sessions.change(self._with_seal)
+        if number < self._loaded:
+            return  # one that began later has ended: this one may have sessions that ended meanwhile
+        self._loaded = number
         self._keyring.sessions.seal = found.seal.encode()
         self._keyring.sessions.load(found.sessions, now_ms(self._clock) // 1000)
 

@@ -238,6 +238,40 @@ async def test_requests_that_bring_one_ended_cookie_together_cost_one_read(monke
     assert [SESSIONS_KEY] == reads
 
 
+async def test_a_read_that_ends_behind_a_later_one_brings_no_ended_session_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The regular read is slow and began before the sign-out; one for another cookie began after it, and ended."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+    go, get = asyncio.Event(), context.store.get
+    waiting = list[str]()
+
+    async def slow(key: str) -> Any:
+        found = await get(key)
+        if key == SESSIONS_KEY and not waiting:
+            waiting.append(key)
+            await go.wait()
+        return found
+
+    async with running(context) as app, running(beside(context)) as other, client_of(app) as client:
+        cookie = state_of(app).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(app).key_watch.opened(cookie)
+        sent = {"cookie": f"{sessions.COOKIE}={cookie}"}
+        monkeypatch.setattr(context.store, "get", slow)
+        await clock.advance(EVERY_S)
+        assert [SESSIONS_KEY] == waiting
+        await state_of(app).key_watch.ended(cookie)
+        await state_of(app).key_watch.find_session(state_of(other).keyring.sign_in(SECRET, "b" * 40))
+        go.set()
+        await settle()
+        after = (await client.get("/sample", headers=sent)).status_code
+        monkeypatch.undo()
+
+    assert 401 == after
+
+
 async def test_while_the_store_is_away_unknown_cookies_cost_a_read_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
