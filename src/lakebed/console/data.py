@@ -72,7 +72,7 @@ class PageData:
                 (principal.demand_list if listed else principal.demand)(source.right)
             except Denied as error:
                 return DataSample(error=DataError(error.code, error.message, error.hint))
-            found = await self._get(source)
+            found = await self._get(source.of(principal))
             if principal.tenant and source.owned and found.value is not None:
                 own = [row for row in found.value if source.owned(principal, row)]
                 return msgspec.structs.replace(found, value=own)

@@ -91,6 +91,7 @@ class LiveMetrics:
         mine.put_nowait(self.now())
         self._viewers.add(mine)
         if self._task is None or self._task.done():
+            self._last = None  # of an earlier time
             self._task = asyncio.create_task(self._run())
         try:
             yield mine

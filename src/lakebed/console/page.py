@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from lakebed.console.samples import PATIENCE_S, TIMEOUT_S, DataSample, Load
-from lakebed.core.auth import Principal
+from lakebed.core.auth import Principal, Shows
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, NotFound
 
@@ -53,6 +54,17 @@ class DataSource(msgspec.Struct, frozen=True):
     timeout_s: float = TIMEOUT_S
     patience_s: float = PATIENCE_S  # how long a page waits for it when nothing was loaded before
     owned: Owned | None = None  # whether a row is the caller's tenant's; without it the right has to name a thing of it
+    load_own: Callable[[Shows], Awaitable[Any]] | None = None  # of a list with a limit: only rows of such names count
+
+    def of(self, principal: Principal) -> DataSource:
+        """The source as this principal reads it. A list with a limit is loaded for each tenant by itself: among all
+        rows those of others could take every place of its own.
+        """
+        load = self.load_own
+        if load is None or not principal.tenant:
+            return self
+        own = partial(load, principal.owns)
+        return msgspec.structs.replace(self, key=f"{self.key}@{principal.tenant}", load=own)
 
 
 class Counted(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ layer, `silver/acme/shop/orders`, and below its source in bronze, `bronze/ticks/
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NoReturn
@@ -25,6 +26,12 @@ MATCHES_MAX = 4096  # cached results: the same few rights are checked again and 
 LAYERS = ("bronze", "silver", "gold")
 TENANT = re.compile(rf"(?!(?:{'|'.join(LAYERS)})$)[a-z0-9]{{1,32}}")  # no separator: a thing then has one owner
 OWNER = re.compile(rf"(?:bronze/ticks/|(?:{'|'.join(LAYERS)})/)?([a-z0-9]{{1,32}})(?![A-Za-z0-9])")
+Shows = Callable[[str], bool]  # whether a caller is shown a thing of this name, as `Principal.owns`
+
+
+def every_name(_: str) -> bool:
+    """`Shows` of a caller without a tenant."""
+    return True
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

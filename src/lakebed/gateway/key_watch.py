@@ -27,6 +27,7 @@ from lakebed.store.register import ABSENT
 
 EVERY_S = 3.0  # two GETs of a small object each time: some 0.7 dollars a month on S3
 USED_EVERY_S = 60.0  # how exact the last use of a key is
+AGAIN_S = 1.0  # after a read for an unknown cookie that failed: the regular one comes soon anyway
 
 log = logger("gateway")
 
@@ -41,6 +42,9 @@ class KeyWatch:
         self.tls = ServerTls.of(settings)
         self._task: asyncio.Task[None] | None = None
         self._used_at_s = float("-inf")
+        self._reads = self._loaded = 0  # of the sessions: begun, and the latest that ended
+        self._finding = asyncio.Lock()
+        self._away_until_s = float("-inf")
         self._failed = False
 
     async def start(self) -> None:
@@ -85,10 +89,18 @@ class KeyWatch:
 
     async def find_session(self, cookie: str) -> None:
         """Reads the sessions now, for a cookie of another gateway. Each cookie that gateways made causes at most one
-        read here; one that they did not make causes none.
+        read here, however many requests bring it at once; one that they did not make causes none. A read that failed
+        is not repeated before AGAIN_S, whichever the cookie.
         """
-        if await self._quietly(self._read_sessions) and self._keyring.sessions.find(cookie) is None:
-            self._keyring.sessions.note_missing(cookie)
+        async with self._finding:
+            known, now_s = self._keyring.sessions, self._clock.monotonic_s()
+            decided = known.find(cookie) is not None or not known.may_be_open(cookie, now_ms(self._clock) // 1000)
+            if decided or now_s < self._away_until_s:  # by the read of the request before this one
+                return
+            if not await self._quietly(self._read_sessions):
+                self._away_until_s = self._clock.monotonic_s() + AGAIN_S
+            elif known.find(cookie) is None:
+                known.note_missing(cookie)
 
     async def opened(self, cookie: str) -> None:
         """Shares a session of this gateway with the others. When the store refuses, it is known here only."""
@@ -146,9 +158,14 @@ class KeyWatch:
     async def _read_sessions(self) -> None:
         if not self._keyring.required:
             return
+        self._reads += 1
+        number = self._reads
         found = (await self._sessions.read()).value
         if not found.seal and not self._settings.read_only:
             found = await self._sessions.change(self._with_seal)
+        if number < self._loaded:
+            return  # one that began later has ended: this one may have sessions that ended meanwhile
+        self._loaded = number
         self._keyring.sessions.seal = found.seal.encode()
         self._keyring.sessions.load(found.sessions, now_ms(self._clock) // 1000)
 

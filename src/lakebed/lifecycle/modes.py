@@ -130,6 +130,12 @@ def safety_scan_every(rule: Rule, kind: ActionKind, calendar: Calendar) -> int:
     return day if kind is ActionKind.EXPIRATION_DATE else 7 * day
 
 
+def least_scan_every(kind: ActionKind, mode: Mode, calendar: Calendar) -> int:
+    """The shortest time between two scans that an action of this kind has, whatever its rule."""
+    daily = mode is Mode.SCAN_ONLY or kind in (ActionKind.ABORT_MPU, ActionKind.EXPIRATION_DATE)
+    return calendar.day_ns if daily else 7 * calendar.day_ns
+
+
 class LagMonitor:
     """Watches the log and the cursors, and acts before events can be lost, or once they are.
 

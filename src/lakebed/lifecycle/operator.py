@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.errors import Conflict, Invalid, NotFound
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
@@ -21,7 +22,7 @@ from lakebed.lifecycle.model import (
     StreamKind,
     StreamResolution,
 )
-from lakebed.lifecycle.modes import stream_lag
+from lakebed.lifecycle.modes import least_scan_every, stream_lag
 from lakebed.lifecycle.pending import PendingStore
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.settings import LifecycleSettings
@@ -54,7 +55,7 @@ class Operator:
     # Looking.
 
     async def status(
-        self, bucket: str = "", *, limit: int = STATUS_ROWS, shows: Callable[[str], bool] = lambda _: True
+        self, bucket: str = "", *, limit: int = STATUS_ROWS, shows: Shows = every_name
     ) -> list[dict[str, Any]]:
         """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers; and when a
         worker last completed a round, 0 for never. At most `limit` actions are read and returned, of the buckets that
@@ -180,7 +181,7 @@ class Operator:
         Returns their names. Workers are woken: their sweeps use what they compiled before for up to two polls.
         """
 
-        def change(known: ActionState) -> ActionState:
+        def change(known: ActionState, _: ActionKind) -> ActionState:
             if known.paused == paused:
                 return known
             fresh = known.bootstrap_complete and paused
@@ -215,22 +216,34 @@ class Operator:
         return (await self._state.wake.change(changed(more))).count
 
     async def cadence(self, bucket: str, action: str, every_ns: int) -> list[str]:
-        """Sets the interval of safety scans; 0 restores the default of the kind."""
+        """Sets the interval of safety scans; 0 restores the default of the kind.
+
+        The default depends on the rule, which is known to the next scan: that comes as soon as the kind has any. The
+        scan at the date of a rule is none of these, and is not put off.
+        """
         if every_ns < 0:
             raise Invalid("a cadence cannot be negative")
 
-        def change(known: ActionState) -> ActionState:
-            next_ns = known.last_scan_ns + every_ns if every_ns else known.next_scan_ns
+        def change(known: ActionState, kind: ActionKind) -> ActionState:
+            least_ns = least_scan_every(kind, known.mode, self._settings.calendar)
+            next_ns = known.last_scan_ns + (every_ns or least_ns)
+            if not every_ns or kind is ActionKind.EXPIRATION_DATE:
+                next_ns = min(next_ns, known.next_scan_ns)
             return msgspec.structs.replace(known, cadence_ns=every_ns, next_scan_ns=next_ns)
 
         return await self._each(bucket, action, change)
 
-    async def _each(self, bucket: str, action: str, change: Any) -> list[str]:
+    async def _each(
+        self, bucket: str, action: str, change: Callable[[ActionState, ActionKind], ActionState]
+    ) -> list[str]:
         def apply(state: BucketLifecycle) -> tuple[BucketLifecycle, list[str]]:
             names = [name for name in state.actions if name.startswith(action)]
             if not names:
                 raise NotFound(f"{bucket} has no action {action!r}", hint=f"lakebed lifecycle status {bucket}")
-            after = {name: change(one) if name in names else one for name, one in state.actions.items()}
+            after = {
+                name: change(one, _ref(bucket, name).key.kind) if name in names else one
+                for name, one in state.actions.items()
+            }
             return msgspec.structs.replace(state, actions=after), names
 
         return await self._state.bucket(bucket).change(apply)

@@ -189,7 +189,12 @@ class LifecyclePage(PartPage):
 
     def statuses(self) -> DataSource:
         return DataSource(
-            "lifecycle:read:*", "lifecycle.status", FAST_S, lambda: view.status(self.context), owned=by_field("bucket")
+            "lifecycle:read:*",
+            "lifecycle.status",
+            FAST_S,
+            lambda: view.status(self.context),
+            owned=by_field("bucket"),
+            load_own=lambda shows: view.status(self.context, shows=shows),
         )
 
     def rules(self) -> DataSource:
@@ -199,6 +204,7 @@ class LifecyclePage(PartPage):
             SLOW_S,
             lambda: view.all_rules(self.context),
             owned=by_field("bucket"),
+            load_own=lambda shows: view.all_rules(self.context, shows=shows),
         )
 
     def streams(self) -> DataSource:
@@ -211,6 +217,7 @@ class LifecyclePage(PartPage):
             FAST_S,
             lambda: view.blockers(self.context),
             owned=by_field("bucket"),
+            load_own=lambda shows: view.blockers(self.context, shows=shows),
         )
 
     def ledger(self, bucket: str, key: str) -> DataSource:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
 from lakebed.console.runs import RecordedRuns, RunRecord
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
 from lakebed.core.runs import RecordedRun
@@ -41,10 +42,12 @@ class StreamRow(msgspec.Struct, frozen=True):
     behind_s: float
 
 
-async def status(context: Context, bucket: str = "", *, limit: int = 0) -> list[dict[str, Any]]:
+async def status(
+    context: Context, bucket: str = "", *, limit: int = 0, shows: Shows = every_name
+) -> list[dict[str, Any]]:
     """Mode, health and progress of every action, at most `limit` of them; 0 is as many as a page shows."""
     operator = Operator(state_of(context), context.settings.of(LifecycleSettings))
-    return await status_rows(operator, context, bucket, limit=limit or ROWS_MAX)
+    return await status_rows(operator, context, bucket, limit=limit or ROWS_MAX, shows=shows)
 
 
 async def status_rows(
@@ -53,7 +56,7 @@ async def status_rows(
     bucket: str = "",
     *,
     limit: int,
-    shows: Callable[[str], bool] = lambda _: True,
+    shows: Shows = every_name,
 ) -> list[dict[str, Any]]:
     """The operator's rows, each with the counts of its action."""
     rows, counts = await operator.status(bucket, limit=limit, shows=shows), dict[str, BucketCounts]()
@@ -135,10 +138,10 @@ async def streams(context: Context) -> list[StreamRow]:
     return rows
 
 
-async def blockers(context: Context, *, stream: str = "", bucket: str = "") -> list[Any]:
-    """Every blocked stream, and why."""
+async def blockers(context: Context, *, stream: str = "", bucket: str = "", shows: Shows = every_name) -> list[Any]:
+    """Every blocked stream, and why: at most as many as a page shows, of the buckets that it `shows`."""
     found = await Operator(state_of(context)).blockers(stream=stream, bucket=bucket)
-    return list(found[:ROWS_MAX])
+    return [one for one in found if shows(one.bucket)][:ROWS_MAX]
 
 
 async def rules(services: LifecycleServices) -> list[dict[str, Any]]:
@@ -157,9 +160,10 @@ async def rules(services: LifecycleServices) -> list[dict[str, Any]]:
     ]
 
 
-async def all_rules(context: Context) -> list[dict[str, Any]]:
+async def all_rules(context: Context, *, shows: Shows = every_name) -> list[dict[str, Any]]:
+    """At most as many as a page shows, of the buckets that it `shows`."""
     async with open_services(context) as services:
-        return (await rules(services))[:ROWS_MAX]
+        return [row for row in await rules(services) if shows(row["bucket"])][:ROWS_MAX]
 
 
 async def preview(

@@ -135,7 +135,12 @@ class QueuePage(PartPage):
 
     def queues(self) -> DataSource:
         return DataSource(
-            "queue:read", "queue.statuses", FAST_S, lambda: view.statuses(self.context), owned=by_field("queue")
+            "queue:read",
+            "queue.statuses",
+            FAST_S,
+            lambda: view.statuses(self.context),
+            owned=by_field("queue"),
+            load_own=lambda shows: view.statuses(self.context, shows=shows),
         )
 
     def waiting(self, name: str) -> DataSource:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, LakebedError, NotFound
@@ -49,10 +50,10 @@ class BatchPage(msgspec.Struct, frozen=True):
     shown: list[EntryRow]
 
 
-async def statuses(context: Context, queue: str = "") -> list[QueueStatus]:
-    """The status of each queue, or of one."""
+async def statuses(context: Context, queue: str = "", *, shows: Shows = every_name) -> list[QueueStatus]:
+    """The status of each queue that it `shows`, up to a limit, or of one."""
     found = [queue] if queue else await queue_names(context.store, context.settings.of(QueueSettings))
-    return [await Queue.of(context, name).status() for name in found[:QUEUES_MAX]]
+    return [await Queue.of(context, name).status() for name in list(filter(shows, found))[:QUEUES_MAX]]
 
 
 async def enqueued(context: Context) -> tuple[int, int]:

@@ -209,6 +209,7 @@ class TicksPage(PartPage):
             SLOW_S,
             lambda: view.project_statuses(self.context),
             owned=by_field("org_id"),
+            load_own=lambda shows: view.project_statuses(self.context, shows=shows),
         )
 
     def silver(self) -> DataSource:

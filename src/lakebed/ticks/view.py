@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
@@ -177,24 +178,26 @@ def auditor(context: Context) -> DispatchAuditor:
     )
 
 
-async def projects(context: Context) -> list[tuple[str, str]]:
-    """Every org and project that has ticks."""
+async def projects(
+    context: Context, org_id: str = "", project_id: str = "", *, shows: Shows = every_name
+) -> list[tuple[str, str]]:
+    """Every org that it `shows` and project that has ticks, or those that are asked for; up to a limit."""
     root = f"{paths.ROOT}/state/"
     found = [
         (org, project)
         for org in await context.store.children(root)
+        if org_id in ("", org) and shows(org)
         for project in await context.store.children(f"{root}{org}/")
+        if project_id in ("", project)
     ]
     return found[:PROJECTS_MAX]
 
 
-async def project_statuses(context: Context, org_id: str = "", project_id: str = "") -> list[ProjectStatus]:
+async def project_statuses(
+    context: Context, org_id: str = "", project_id: str = "", *, shows: Shows = every_name
+) -> list[ProjectStatus]:
     """The status of every project, or of one, with its latest ticks."""
-    chosen = [
-        (org, project)
-        for org, project in await projects(context)
-        if org_id in ("", org) and project_id in ("", project)
-    ]
+    chosen = await projects(context, org_id, project_id, shows=shows)
     found = [await project_status(context, org, project) for org, project in chosen]
     return [msgspec.structs.replace(one, ticks=one.ticks[:TICKS_SHOWN]) for one in found]
 

@@ -228,6 +228,31 @@ async def test_two_gateways_sample_a_lake_once_a_step() -> None:
     assert one.points("1h") == other.points("1h") and 6 == len(other.points("1h"))
 
 
+async def test_a_sample_that_another_gateway_stored_meanwhile_stays() -> None:
+    """One that is slow to count may store after a younger sample of another gateway: that one is kept, for both."""
+    clock = ManualClock()
+    lake = Lake(MemoryStore(clock=clock), clock)
+    slow, quick = lake.sampler(), lake.sampler()
+    await slow.step()
+    began_ms = now_ms(clock)
+    await clock.advance(FINE.step_s)
+    count = lake.count
+
+    async def late(from_ms: int, to_ms: int) -> Counted:
+        counted = await count(from_ms, to_ms)
+        await clock.advance(5.0)
+        await quick.step()
+        return counted
+
+    slow._count = late
+
+    await slow.step()
+    await quick.step()
+
+    assert [0, (FINE.step_s + 5) * 1000] == [each.at_ms - began_ms for each in quick.points("1h")]
+    assert slow.points("1h") == quick.points("1h")
+
+
 async def test_a_gateway_that_takes_no_sample_itself_shows_every_range() -> None:
     """The samples are those of its neighbour; when that one stops, it goes on from there without a gap or a jump."""
     store, clock = MemoryStore(clock=ManualClock()), ManualClock()

@@ -180,7 +180,7 @@ async def test_rates_are_differences_over_time() -> None:
 
 
 async def test_what_was_sampled_for_the_last_viewer_is_not_shown_as_now() -> None:
-    """With nobody watching the sampler stands still: the next one gets today's totals, and no rates yet."""
+    """With nobody watching the sampler stands still: the next ones get today's totals, and no rates yet."""
     clock, metrics = ManualClock(), Metrics()
     one = live(metrics, clock)
     counted = metrics.counter("lakebed_log_records_total").labels(direction="in")
@@ -194,8 +194,11 @@ async def test_what_was_sampled_for_the_last_viewer_is_not_shown_as_now() -> Non
     counted.inc(5)
 
     found = one.now()
+    async with one.watch() as first, one.watch() as second:
+        shown = [first.get_nowait(), second.get_nowait(), one.now()]
 
     assert (now_ms(clock), 0.0, 15.0) == (found.at_ms, found.rates["log_in"], found.totals["log_in"])
+    assert [found] * 3 == shown
     await one.stop()
 
 

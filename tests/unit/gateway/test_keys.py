@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from lakebed.core.clock import ManualClock, now_ms
+from lakebed.core.clock import ManualClock, now_ms, settle
 from lakebed.core.context import Context
 from lakebed.core.errors import AlreadyExists, Invalid, Unavailable
 from lakebed.core.retry import RETRY_BASE_S, RETRY_CAP_S
@@ -20,7 +20,7 @@ from lakebed.core.settings import Contradiction, load
 from lakebed.gateway import sessions
 from lakebed.gateway.app import Gateway, build
 from lakebed.gateway.auth import read_keys
-from lakebed.gateway.key_watch import EVERY_S, USED_EVERY_S
+from lakebed.gateway.key_watch import AGAIN_S, EVERY_S, USED_EVERY_S
 from lakebed.gateway.keys import (
     LIST_KEY,
     SESSIONS_KEY,
@@ -206,6 +206,105 @@ async def test_a_strangers_cookie_costs_no_read_and_one_that_ended_costs_one(mon
     assert [(401, [])] * 20 == forged
     assert (200, ["get"]) == opened
     assert [(401, ["get"]), (401, []), (401, [])] == ended
+
+
+async def test_requests_that_bring_one_ended_cookie_together_cost_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page asks for many things at once. A session that was opened since is found by the same read."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+    go, reads, get = asyncio.Event(), list[str](), context.store.get
+
+    async def slow(key: str) -> Any:
+        reads.append(key)
+        await go.wait()
+        return await get(key)
+
+    async with running(context) as one, running(beside(context)) as two, client_of(two) as client:
+        ended, live = (state_of(one).keyring.sign_in(SECRET, nonce * 40) for nonce in "ab")
+        await state_of(one).key_watch.opened(live)
+
+        async def sent(value: str) -> int:
+            return (await client.get("/sample", headers={"cookie": f"{sessions.COOKIE}={value}"})).status_code
+
+        monkeypatch.setattr(context.store, "get", slow)
+        waiting = [asyncio.create_task(sent(value)) for value in (ended, ended, ended, live, live, ended)]
+        await settle()
+        go.set()
+        answers = await asyncio.gather(*waiting)
+        monkeypatch.undo()
+
+    assert [401, 401, 401, 200, 200, 401] == answers
+    assert [SESSIONS_KEY] == reads
+
+
+async def test_a_read_that_ends_behind_a_later_one_brings_no_ended_session_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The regular read is slow and began before the sign-out; one for another cookie began after it, and ended."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+    go, get = asyncio.Event(), context.store.get
+    waiting = list[str]()
+
+    async def slow(key: str) -> Any:
+        found = await get(key)
+        if key == SESSIONS_KEY and not waiting:
+            waiting.append(key)
+            await go.wait()
+        return found
+
+    async with running(context) as app, running(beside(context)) as other, client_of(app) as client:
+        cookie = state_of(app).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(app).key_watch.opened(cookie)
+        sent = {"cookie": f"{sessions.COOKIE}={cookie}"}
+        monkeypatch.setattr(context.store, "get", slow)
+        await clock.advance(EVERY_S)
+        assert [SESSIONS_KEY] == waiting
+        await state_of(app).key_watch.ended(cookie)
+        await state_of(app).key_watch.find_session(state_of(other).keyring.sign_in(SECRET, "b" * 40))
+        go.set()
+        await settle()
+        after = (await client.get("/sample", headers=sent)).status_code
+        monkeypatch.undo()
+
+    assert 401 == after
+
+
+async def test_while_the_store_is_away_unknown_cookies_cost_a_read_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not one for each request: a store that is overloaded would get more of them the longer it is."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+    reads = list[str]()
+
+    async def away(key: str) -> Any:
+        reads.append(key)
+        raise Unavailable("the store is away")
+
+    async with running(context) as one, running(beside(context)) as two, client_of(two) as client:
+        cookies = [state_of(one).keyring.sign_in(SECRET, nonce * 40) for nonce in "abc"]
+        for cookie in cookies:
+            await state_of(one).key_watch.opened(cookie)
+
+        async def sent(value: str) -> int:
+            return (await client.get("/sample", headers={"cookie": f"{sessions.COOKIE}={value}"})).status_code
+
+        with monkeypatch.context() as patched:
+            patched.setattr(context.store, "get", away)
+            during = [*await asyncio.gather(*(sent(value) for value in cookies * 2)), await sent(cookies[0])]
+            at_first = len(reads)
+            await clock.advance(AGAIN_S)
+            during += [await sent(value) for value in cookies]
+        await clock.advance(AGAIN_S)
+        after = [await sent(value) for value in cookies]
+
+    assert {401} == set(during)
+    assert (1, 2) == (at_first, len(reads))
+    assert [200, 200, 200] == after
 
 
 @pytest.mark.parametrize(
@@ -584,7 +683,8 @@ async def test_a_session_of_another_gateway_is_not_locked_out_by_a_store_that_wa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its cookie is looked for again: only a bucket that was read and does not have it makes it a missing one."""
-    context = context_with(ManualClock())
+    clock = ManualClock()
+    context = context_with(clock)
     await change(context, lambda known: added(known, ANN))
 
     async with running(context) as one, running(beside(context)) as two, client_of(two) as client:
@@ -598,6 +698,7 @@ async def test_a_session_of_another_gateway_is_not_locked_out_by_a_store_that_wa
         with monkeypatch.context() as patched:
             patched.setattr(context.store, "get", away)
             during = (await client.get("/sample", headers=sent)).status_code
+        await clock.advance(AGAIN_S)
         after = (await client.get("/sample", headers=sent)).status_code
 
     assert (401, 200) == (during, after)

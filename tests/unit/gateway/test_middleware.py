@@ -203,6 +203,28 @@ async def test_what_a_prompt_handler_raises_is_its_answer(late: bool) -> None:
     assert 1 == env.counted(400)
 
 
+@pytest.mark.parametrize("end", ["raises", "fails late", "cut short"])
+async def test_a_prompt_request_without_a_result_uses_its_keys_upload_no_longer(end: str) -> None:
+    """Else each error would take one place of `uploads_max` for ever, and the key be refused until a restart."""
+    env = Env(keys=True, limits={"uploads_max": 1})
+    env.headers.append((b"x-api-key", SECRET.encode()))
+
+    def fails() -> DirectResponse:
+        raise Invalid("no frame")
+
+    def handler(call: DirectRequest, body: Any, report: Any) -> None:
+        if end == "raises":
+            fails()
+        if end == "fails late":
+            report(fails)
+
+    for _ in range(3):
+        cut = env.middleware.promptly(env.route(prompt=handler), env.scope, b"x", env.write)
+        cut()
+
+    assert [503 if end == "cut short" else 400] * 3 == [status for status, _, _ in env.written]
+
+
 def test_a_request_without_a_whole_head_is_counted_under_no_route() -> None:
     env = Env()
 

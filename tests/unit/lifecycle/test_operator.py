@@ -20,7 +20,7 @@ from lakebed.lifecycle.model import (
     StreamKind,
 )
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.state import PendingItem, Stream
+from lakebed.lifecycle.state import BucketLifecycle, PendingItem, Stream, changed
 from support.lifecycle_harness import DAY_S, Harness, failing
 from support.lifecycle_makers import EXACT, rule
 
@@ -38,6 +38,12 @@ async def walked(**changed: Any) -> tuple[Harness, Operator, str]:
     await world.run_round()
     (name,) = (await world.state()).actions
     return world, Operator(world.registers, world.settings), name
+
+
+def with_mode(known: BucketLifecycle, name: str, mode: Mode) -> BucketLifecycle:
+    return msgspec.structs.replace(
+        known, actions={**known.actions, name: msgspec.structs.replace(known.actions[name], mode=mode)}
+    )
 
 
 async def test_a_cadence_of_ones_own_counts_from_the_last_scan_and_0_gives_the_kinds_back() -> None:
@@ -58,6 +64,39 @@ async def test_a_cadence_of_ones_own_counts_from_the_last_scan_and_0_gives_the_k
         await operator_.cadence("b", "", -1)
     with pytest.raises(NotFound, match="no action 'x'"):
         await operator_.cadence("b", "x", 1)
+
+
+@pytest.mark.parametrize(("mode", "days"), [(Mode.EVENT_DRIVEN, 7), (Mode.SCAN_ONLY, 1)])
+async def test_without_a_cadence_of_its_own_an_action_does_not_wait_for_the_end_of_the_last_one(
+    mode: Mode, days: int
+) -> None:
+    """A cadence of years that is taken back counts no longer: the next scan comes as soon as the kind has any."""
+    world, operator_, name = await walked()
+    began_ns = (await world.action("EXPIRATION_DAYS")).last_scan_ns
+    await operator_.cadence("b", name, 1000 * DAY_NS)
+    await world.registers.bucket("b").change(changed(lambda known: with_mode(known, name, mode)))
+
+    await operator_.cadence("b", name, 0)
+
+    assert began_ns + days * DAY_NS == (await world.action("EXPIRATION_DAYS")).next_scan_ns
+
+
+@pytest.mark.parametrize("share", [0.5, 3])
+async def test_a_cadence_does_not_put_off_an_expiration_at_a_date(share: float) -> None:
+    """It is the time between two safety scans: the scan at the date itself comes on time."""
+    world = Harness()
+    date_ns = (world.clock.now_ns() // LONG_NS + 1) * LONG_NS
+    left_ns = date_ns - world.clock.now_ns()
+    await world.policy("b", rule(prefix="a", expiration_date_ns=date_ns), rule(prefix="b", expiration_days=1))
+    world.lake.write("b", "a")
+    await world.run_round()
+
+    await Operator(world.registers, world.settings).cadence("b", "", round(share * left_ns))
+    await world.run_round(left_ns / DAY_NS - 0.1)
+    before = world.left()
+    await world.run_round(0.2)
+
+    assert (["a"], []) == (before, world.left())
 
 
 async def test_a_pause_is_for_the_named_actions_and_going_on_begins_with_a_walk() -> None:

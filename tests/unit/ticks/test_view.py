@@ -240,7 +240,9 @@ async def test_dead_letters_say_what_they_are_or_that_they_do_not_decode() -> No
 
 
 async def test_projects_and_their_ticks_are_bounded(manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many ticks the newest are shown; the counts by state are of all that were looked at."""
+    """Of many ticks the newest are shown; the counts by state are of all that were looked at. One that is named is
+    found behind the limit.
+    """
     context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
     monkeypatch.setattr(views, "TICKS_SHOWN", 2)
     monkeypatch.setattr(views, "PROJECTS_MAX", 2)
@@ -255,10 +257,11 @@ async def test_projects_and_their_ticks_are_bounded(manual_clock: ManualClock, m
 
     found = await views.project_statuses(context)
     (named,) = await views.project_statuses(context, project_id="p-2")
+    (last,) = await views.project_statuses(context, project_id="p-3")
 
     assert [("acme", "p-1"), ("acme", "p-2")] == [(one.org_id, one.project_id) for one in found]
     assert ["20261115T120002__a", "20261115T120001__a"] == [tick.tick_id for tick in named.ticks]
-    assert {"uploading": 3} == named.states
+    assert {"uploading": 3} == named.states == last.states
 
 
 async def test_silver_with_nothing_to_do_is_not_behind() -> None:

@@ -9,10 +9,10 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Conflict, Invalid
 from lakebed.core.settings import load
 from lakebed.store.memory import MemoryBucket, MemoryStore
-from lakebed.store.prover import REPORTS, SCRATCH
+from lakebed.store.prover import REPORTS, SCRATCH, demand, prove
 from lakebed.wiring import boot as module
 from lakebed.wiring import parts
-from lakebed.wiring.boot import boot, needs_proof, proven
+from lakebed.wiring.boot import PROOF_CLIENTS, boot, needs_proof, proven
 from lakebed.wiring.part import Part
 from support.gateway_fixtures import context_with
 from support.store_without_conditions import careless_store
@@ -75,6 +75,23 @@ async def test_a_store_that_was_mended_is_raced_again() -> None:
 
     assert 2 == len(after_race)
     assert after_race == await reports(context)
+
+
+async def test_a_store_that_failed_its_last_race_is_not_believed_for_an_earlier_one() -> None:
+    """Of the reports the newest counts: a store, or the way to it, can lose what it once had."""
+    bucket = MemoryBucket(clock=context_with().clock)
+    await proven(context_on(MemoryStore(clock=context_with().clock, bucket=bucket)))
+    careless = context_on(careless_store(context_with().clock))
+    for stored in bucket.objects.values():
+        await careless.store.create(stored.key, stored.data)
+    with pytest.raises(Invalid):
+        demand(await prove([careless.store] * PROOF_CLIENTS, careless, rounds=1, keep_report=True))
+    before = await reports(careless)
+
+    with pytest.raises(Invalid, match="does not support concurrent writers"):
+        await proven(careless)
+
+    assert (2, 3) == (len(before), len(await reports(careless)))
 
 
 async def test_no_proof_is_asked_for_when_nothing_is_written() -> None:
