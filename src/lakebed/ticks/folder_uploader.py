@@ -78,13 +78,15 @@ class FolderUploader:
         for waiting in await asyncio.to_thread(self._in_turn):
             try:
                 result = await self._uploaders[self._current].deliver(self._outbox, waiting)
+                committed += await asyncio.to_thread(self._settle, waiting, result)
             except LakebedError as error:
                 stuck = error.message
                 if not is_away(error):
                     continue  # of this tick or its project: the others may succeed
                 self._current = (self._current + 1) % len(self._uploaders)
                 break
-            committed += await asyncio.to_thread(self._settle, waiting, result)
+            except OSError as error:  # a committed tick is asked for again: the service knows it
+                stuck = f"{waiting.folder}: {error}"
         self._failures = self._failures + 1 if stuck else 0
         self._alert(STUCK, stuck or None)
         self._show()

@@ -249,6 +249,29 @@ async def test_a_file_of_the_outbox_that_does_not_decode_delays_no_other(site: S
         list(site.outbox.waiting())  # a command says so
 
 
+async def test_a_folder_that_cannot_be_removed_delays_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's, or on a disk that fails: its tick is committed and stays, with the reason, until it can go."""
+    folder, uploader = site.drop("a-kept", [1]), site.courier()
+    site.drop("b-good", [2])
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self == folder:
+            raise PermissionError("not yours")
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refused)
+        committed = await uploader.round()
+    kept = [waiting.packed.tick_id for waiting in site.outbox.waiting()]
+    reason = site.alerts[STUCK]
+    again = await uploader.round()
+
+    assert (1, ["a-kept"], 1) == (committed, kept, again)
+    assert "not yours" in reason and str(folder) in reason
+    assert [] == list(site.outbox.waiting()) and not folder.exists()
+
+
 async def test_attempts_are_counted_for_each_part_and_survive_the_process(site: Site) -> None:
     """Parts that were sent once, twice and three times have so many attempts; another process reads the same, sends
     only the part that is missing, and counts on.
