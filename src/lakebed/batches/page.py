@@ -107,7 +107,14 @@ class BatchesPage(PartPage):
         }
 
     def agents(self) -> DataSource:
-        return DataSource("batches:read", "batches.agents", SLOW_S, self._recent.agents, owned=by_field("agent_id"))
+        return DataSource(
+            "batches:read",
+            "batches.agents",
+            SLOW_S,
+            self._recent.agents,
+            owned=by_field("agent_id"),
+            load_own=lambda shows: self._recent.agents(shows=shows),
+        )
 
     def metrics(self) -> DataSource:
         return DataSource("batches:read", "batches.metrics", SCAN_S, self._plots.names, patience_s=3.0)

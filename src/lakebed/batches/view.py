@@ -15,6 +15,7 @@ from lakebed.batches.incremental import checked_through_ns
 from lakebed.batches.matchers import query_labels
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, SampleColumns, check_identity
 from lakebed.batches.reader import RawBatches
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.store.runtime import StoreRuntime
@@ -98,10 +99,10 @@ class RecentBatches:
             self._known.popitem(last=False)
         return [entry for entry in entries if entry is not None]
 
-    async def agents(self, limit: int = NEWEST_MAX) -> list[AgentRow]:
-        """Every agent that ever had a batch accepted, those heard last first."""
+    async def agents(self, limit: int = NEWEST_MAX, *, shows: Shows = every_name) -> list[AgentRow]:
+        """Every agent that ever had a batch accepted, those heard last first; up to a limit, of those it `shows`."""
         rows: dict[str, AgentRow] = {}
-        for batch in await self.newest(limit):
+        for batch in [batch for batch in await self.newest(limit) if shows(batch.agent_id)]:
             known = rows.get(batch.agent_id)
             if known is None:
                 known = AgentRow(
@@ -117,11 +118,8 @@ class RecentBatches:
                 samples=known.samples + batch.samples,
                 frame_bytes=known.frame_bytes + batch.frame_bytes,
             )
-        for folder in (await self._store.children(paths.ACCEPTED))[:AGENTS_MAX]:
-            try:
-                agent_id = bytes.fromhex(folder.removeprefix("agent=")).decode()
-            except ValueError:
-                continue  # not ours; the audit reports it
+        ever = [_agent_of(folder) for folder in await self._store.children(paths.ACCEPTED)]
+        for agent_id in [agent for agent in ever if agent and shows(agent)][:AGENTS_MAX]:
             rows.setdefault(agent_id, AgentRow(agent_id))
         return list(rows.values())
 
@@ -197,6 +195,14 @@ def _series_of(columns: SampleColumns, number: int, agent_id: str) -> SeriesOfBa
     match = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
     last = float(columns.values[rows[-1]])
     return SeriesOfBatch(columns.metric(number), match, len(rows), int(times.min()), int(times.max()), last)
+
+
+def _agent_of(folder: str) -> str:
+    """The agent of a folder of accepted batches; "" where it is not ours, which the audit reports."""
+    try:
+        return bytes.fromhex(folder.removeprefix("agent=")).decode()
+    except ValueError:
+        return ""
 
 
 def _row(entry: AcceptedByTime) -> AcceptedRow:

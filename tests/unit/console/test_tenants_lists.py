@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lakebed.batches import view as batches_view
+from lakebed.batches.paths import ACCEPTED
 from lakebed.console.data import PageData
 from lakebed.console.page import field_of
 from lakebed.core.auth import Principal
@@ -73,7 +75,14 @@ async def with_ticks(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
         await Receiver(context).put(TickId(org, "shop", "20261115T120000__a"), 1, sha(data), chunks())
 
 
+async def with_agents(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_view, "AGENTS_MAX", 1)
+    for org in ORGS:
+        await context.store.create(f"{ACCEPTED}agent={f'{org}-a'.encode().hex()}/boot=b/1-1.json", b"{}")
+
+
 LISTS = {
+    "batches.agents": (with_agents, "agent_id"),
     "lifecycle.statuses": (with_buckets, "bucket"),
     "lifecycle.rules": (with_buckets, "bucket"),
     "lifecycle.blockers": (with_buckets, "bucket"),
