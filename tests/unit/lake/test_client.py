@@ -259,11 +259,16 @@ async def test_a_claim_is_extended_before_it_is_stale_and_named_only_while_it_is
     assert [[], ["c1"], ["c2"], ["c3"]] == held
 
 
-@pytest.mark.parametrize(("code", "status", "goes_on"), [("unavailable", 503, True), ("fenced", 409, False)])
+@pytest.mark.parametrize(
+    ("code", "status", "goes_on"),
+    [("unavailable", 503, True), ("overloaded", 503, True), ("throttled", 429, True), ("fenced", 409, False)],
+)
 async def test_a_claim_is_extended_again_after_an_outage_and_never_after_it_was_lost(
     manual_clock: ManualClock, code: str, status: int, goes_on: bool
 ) -> None:
-    """No gateway for longer than a request is repeated: the batch is still being processed, and named as held."""
+    """No gateway takes it for longer than a request is repeated: the batch is still being processed, and named as
+    held.
+    """
     away, extended, held = False, list[int](), list[list[str]]()
 
     def gateway(request: httpx2.Request) -> httpx2.Response:

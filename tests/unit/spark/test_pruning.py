@@ -37,6 +37,26 @@ def test_filters_become_bounds_and_the_rest_is_left_to_spark() -> None:
     assert not found.may_hold("seq", 0, 6)
 
 
+def test_a_set_bounds_its_column_by_its_least_and_its_greatest_value() -> None:
+    """Whatever else holds, no value of the set that may be meant is left out; nulls are none."""
+    found = wanted_by(
+        [
+            In(("seq",), (5, 1, None, 9)),
+            In(("offset",), (1, 5, 9)),
+            GreaterThan(("offset",), 3),
+            LessThanOrEqual(("offset",), 7),
+            In(("sequence",), (1, 5, 9)),
+            In(("sequence",), (5, 9, 12)),
+        ]
+    )
+
+    assert {"seq": 1, "offset": 3, "sequence": 5} == found.low
+    assert {"seq": 9, "offset": 7, "sequence": 9} == found.high
+    assert [1, 5, 9] == [seq for seq in range(20) if found.takes("seq", seq)]
+    assert [5] == [offset for offset in range(20) if found.takes("offset", offset)]
+    assert [5, 9] == [sequence for sequence in range(20) if found.takes("sequence", sequence)]
+
+
 @given(st.lists(st.integers(0, 5000), max_size=300), st.integers(0, 40))
 def test_every_piece_is_in_exactly_one_task_in_order(sizes: list[int], tasks: int) -> None:
     """Sharing out loses nothing, doubles nothing and keeps neighbours together; no task is empty."""

@@ -21,7 +21,7 @@ import lakebed.log.kafka.data
 import lakebed.log.kafka.server
 from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, settle
-from lakebed.core.errors import Corrupt, Invalid, Unavailable
+from lakebed.core.errors import Corrupt, Invalid, LakebedError, Overloaded, Unavailable
 from lakebed.core.quotas import KeyQuotas
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.keys import KeyRecord, digest
@@ -472,9 +472,10 @@ async def test_a_fetch_waits_for_records_only_where_no_partition_is_refused(name
     assert [ErrorCode.invalid_request] * (len(names) - 1) == [row["error_code"] for row in rows[1:]]
 
 
+@pytest.mark.parametrize("kind", [Unavailable, Overloaded])
 @pytest.mark.parametrize("version", [1, 7, 8])
 async def test_a_group_retries_while_its_offsets_cannot_be_read_or_written(
-    monkeypatch: pytest.MonkeyPatch, version: int
+    monkeypatch: pytest.MonkeyPatch, version: int, kind: type[LakebedError]
 ) -> None:
     """Clients give up with other codes, and take a partition without a row for one without a committed offset."""
     host = Host()
@@ -482,7 +483,7 @@ async def test_a_group_retries_while_its_offsets_cannot_be_read_or_written(
     await host.append(host.broker(), b"x", tp=TopicPartition("orders", 0))
 
     async def away(*_: Any, **__: Any) -> Any:
-        raise Unavailable("meta is away")
+        raise kind("not now")
 
     monkeypatch.setattr(services.broker.groups, "store", away)
     monkeypatch.setattr(services.broker.groups, "committed", away)
