@@ -33,12 +33,13 @@ def write(file: Path, data: bytes) -> None:
 
     Raises OSError; the file is one of the two then.
     """
-    half = file.with_name(f"{file.name}.half")
-    with open(half, "wb", opener=opener) as out:
+    part = file.with_name(f".{file.name}.{os.getpid()}")  # of this process: another one may write the file too
+    part.unlink(missing_ok=True)  # a leftover could have another mode
+    with open(part, "xb", opener=opener) as out:
         out.write(data)
         out.flush()
         os.fsync(out.fileno())
-    half.replace(file)
+    part.replace(file)
     sync_folder(file.parent)
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from lakebed.core import private
 from lakebed.core.errors import Conflict, Corrupt, NotFound
 from lakebed.core.settings import Secret, env_name
 from lakebed.store.settings import StoreSettings
@@ -218,7 +219,7 @@ def read(folder: Path) -> Endpoints:
 
 
 def write(folder: Path, endpoints: Endpoints) -> None:
-    write_private(folder / ENDPOINTS_FILE, msgspec.json.format(msgspec.json.encode(endpoints), indent=2))
+    private.write(folder / ENDPOINTS_FILE, msgspec.json.format(msgspec.json.encode(endpoints), indent=2))
 
 
 def environment(endpoints: Endpoints) -> dict[str, str]:
@@ -263,19 +264,7 @@ def write_targets(file: Path, urls: Iterable[str]) -> None:
     """Where Prometheus finds these servers, for its `file_sd_configs`. Replaces the file atomically."""
     split = [urlsplit(url) for url in urls]
     rows = [{"targets": [each.netloc], "labels": {"__scheme__": each.scheme}} for each in split]
-    write_private(file, msgspec.json.format(msgspec.json.encode(rows)))
-
-
-def write_private(file: Path, data: bytes) -> None:
-    """Replaces the file atomically; only its owner can read it."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)  # a leftover could carry another mode
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as output:
-        output.write(data)
-        output.flush()
-        os.fsync(output.fileno())
-    part.replace(file)
+    private.write(file, msgspec.json.format(msgspec.json.encode(rows)))
 
 
 def _dir_flag(folder: Path) -> str:

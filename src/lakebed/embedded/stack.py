@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from lakebed.core import private
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.errors import Conflict, LakebedError, Unavailable
 from lakebed.core.runtime import Runtime
@@ -36,7 +37,6 @@ from lakebed.embedded.endpoints import (
     sha256_of,
     start_ticks,
     write,
-    write_private,
     write_targets,
 )
 from lakebed.embedded.ports import HeldPorts
@@ -168,7 +168,7 @@ class Stack:
         with suppress(FileNotFoundError, msgspec.DecodeError):
             preferred = msgspec.json.decode(file.read_bytes(), type=dict[str, int])
         ports = held.take_all([name for command in self._commands for name in command.ports], preferred)
-        write_private(file, msgspec.json.encode(ports))
+        private.write(file, msgspec.json.encode(ports))
         return [
             ServerProgram(command, ports, self.folder, self._bucket, clock=self._clock) for command in self._commands
         ]

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from lakebed.core import private
 from lakebed.core.errors import Corrupt, Denied, NotFound, Unavailable
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.embedded.child import Child
-from lakebed.embedded.endpoints import DISK_LOW_BYTES, MIB, BucketEndpoints, write_private
+from lakebed.embedded.endpoints import DISK_LOW_BYTES, MIB, BucketEndpoints
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.store.admin import ensure_bucket
 from lakebed.store.settings import StoreSettings
@@ -162,8 +163,8 @@ class Weed:
             volume_write_key=known.volume_write_key or self._ids.secret(),
             volume_read_key=known.volume_read_key or self._ids.secret(),
         )
-        write_private(self._folder / "identity.json", msgspec.json.encode(identity))
-        write_private(self._folder / "s3.json", msgspec.json.encode(_s3_identities(identity)))
+        private.write(self._folder / "identity.json", msgspec.json.encode(identity))
+        private.write(self._folder / "s3.json", msgspec.json.encode(_s3_identities(identity)))
         return identity
 
     def _read_identity(self) -> WeedIdentity:

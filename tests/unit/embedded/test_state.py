@@ -25,7 +25,6 @@ from lakebed.embedded.endpoints import (
     read,
     start_ticks,
     write,
-    write_private,
 )
 from lakebed.embedded.ports import HIGHEST, HOST, LOWEST, HeldPorts
 from lakebed.embedded.program import HealthResponse
@@ -84,25 +83,6 @@ def test_ports_are_distinct_held_and_given_back() -> None:
         listening.close()
     with HeldPorts(Ids.seeded(2)) as again:
         assert again.take_all(["a", "b"], {"a": mine["a"]})["a"] == mine["a"]
-
-
-def test_a_file_of_the_stack_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power loss leaves the bucket's identity as it was or as it is now, never empty."""
-    synced: list[tuple[int, bytes]] = []
-    fsync, file = os.fsync, tmp_path / "identity.json"
-
-    def noted(handle: int) -> None:
-        synced.append((os.fstat(handle).st_size, file.read_bytes()))
-        fsync(handle)
-
-    file.write_bytes(b"old")
-    monkeypatch.setattr(os, "fsync", noted)
-    write_private(file, b"newer")
-
-    assert [(len(b"newer"), b"old")] == synced
-    assert b"newer" == file.read_bytes()
 
 
 def test_endpoints_are_private_and_only_believed_while_the_stack_runs(tmp_path: Path) -> None:
