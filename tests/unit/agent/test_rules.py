@@ -307,6 +307,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         ("m" * LIMITS.name_bytes, 1, {}),
         ("m", 1, {"l" * LIMITS.name_bytes: "x"}),
         ("m", 1, {"l": "x" * LIMITS.label_value_bytes}),
+        ("m", 1, {"l": "é" * (LIMITS.label_value_bytes // 2)}),
         ("m", 1, {f"l{n}": "x" for n in range(LIMITS.labels_per_series)}),
         ("m", 1, {"full": "x", **{f"l{n}": "" for n in range(LIMITS.labels_per_series)}}),
     ],
@@ -318,6 +319,27 @@ def test_a_sample_at_a_limit_is_taken(metric: str, time_ns: int, labels: dict[st
     assert (metric, time_ns, {name: text for name, text in labels.items() if text}) == (
         taken.metric, taken.time_ns, taken.labels,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels"),
+    [
+        ("", {}),
+        ("m" * (LIMITS.name_bytes + 1), {}),
+        ("é" * (LIMITS.name_bytes // 2 + 1), {}),
+        ("m", {"": "x"}),
+        ("m", {"l" * (LIMITS.name_bytes + 1): "x"}),
+        ("m", {"é" * (LIMITS.name_bytes // 2 + 1): "x"}),
+        ("m", {"l": "x" * (LIMITS.label_value_bytes + 1)}),
+        ("m", {"l": "é" * (LIMITS.label_value_bytes // 2 + 1)}),
+        ("m", {"l": "\ud800"}),
+        ("m", {f"l{n}": "x" for n in range(LIMITS.labels_per_series + 1)}),
+    ],
+)
+def test_a_sample_over_a_limit_is_refused_before_it_spoils_a_batch(metric: str, labels: dict[str, str]) -> None:
+    """Names and values are measured in the bytes of a frame, not in characters: no collector takes a longer one."""
+    with pytest.raises(Invalid):
+        checked(metric, 1, 1.0, Kind.GAUGE, labels)
 
 
 @pytest.mark.parametrize("time_ns", [-1, TIME_NS_MAX + 1])
