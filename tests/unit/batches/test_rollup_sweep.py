@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lakebed.batches.model import Sample
-from lakebed.batches.paths import day_ns, hour_of
+from lakebed.batches.model import RetentionState, Sample, write_record
+from lakebed.batches.paths import RETENTION_STATE, day_ns, hour_of
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import LakebedError
 from lakebed.core.metrics import Metrics
@@ -184,6 +184,28 @@ async def test_what_retention_removes_in_part_stays_until_its_end_is_removed(end
 
     assert left == await keys(store, "")
     assert (swept, swept) == (4 - len(left), metrics.value("lakebed_rollup_swept_total", what="chunk"))
+
+
+async def test_a_late_batch_whose_first_samples_retention_has_removed_is_rolled_up_once() -> None:
+    """An agent's clock was wrong at its start, or its batch waited for long: what is left of it counts once."""
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    removed = RetentionState(removed_ns=NOW_NS - 10 * round(DAY_S * 1e9))
+    await store.create(RETENTION_STATE, write_record(removed))
+    await accept(store, frame("a", 0, some(0)), clock.now_ns() - 10**9)
+    await make_roller(store, clock).run()
+    old = Sample("cpu", HOUR_NS - 30 * round(DAY_S * 1e9), 1.0)
+    await accept(store, frame("late", 0, [old, *some(1)]), clock.now_ns() - 7200 * 10**9, late=True)
+    reported = [(agent, each) for n, agent in enumerate(("a", "late")) for each in some(n)]
+    taken = []
+
+    for _ in range(3):
+        taken.append((await make_roller(store, clock, retain_s=10 * DAY_S).run()).late)
+        await agrees(store, clock, reported)
+        await clock.advance(60)
+
+    assert [1, 0, 0] == taken
+    assert not [key for key in await keys(store, paths.ROLLUP, paths.INDEX) if hour_of(old.time_ns) in key]
 
 
 class Listed:
