@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from lakebed.agent.model import WhenFull
+from lakebed.batches.model import LIMITS
 from lakebed.core.settings import Contradiction, Secret, Section, describe
 
 MIB = 1024 * 1024
@@ -21,6 +22,15 @@ class ScrapeTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     interval_s: float = 15.0
     timeout_s: float = 10.0
+
+    @property
+    def labels_fit(self) -> bool:
+        """Whether a frame can carry them, with the `instance` that each sample gets too. Empty ones are left out."""
+        given = {"instance": self.url} | self.labels
+        return sum(map(bool, given.values())) <= LIMITS.labels_per_series and all(
+            1 <= len(name.encode()) <= LIMITS.name_bytes and len(text.encode()) <= LIMITS.label_value_bytes
+            for name, text in self.labels.items()
+        )
 
 
 class TickFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,3 +207,10 @@ class AgentSettings(Section, frozen=True):
             raise Contradiction("agent.ticks", "agent.ticks", "a folder must belong to one project only")
         if any(target.interval_s < 0.1 or target.timeout_s <= 0 for target in self.scrape):
             raise Contradiction("agent.scrape", "agent.scrape", "interval_s must be at least 0.1, timeout_s above 0")
+        if not all(target.labels_fit for target in self.scrape):
+            raise Contradiction(
+                "agent.scrape",
+                "agent.scrape",
+                f"a target has at most {LIMITS.labels_per_series - 1} labels, with names of 1 to {LIMITS.name_bytes} "
+                f"bytes and values of at most {LIMITS.label_value_bytes} bytes",
+            )

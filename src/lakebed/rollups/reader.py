@@ -135,11 +135,14 @@ class RollupCoverage:
         return found
 
     async def indexed(self, covered: CoverageSnapshot, manifest_id: str) -> bool:
-        """Whether an index chunk lists this batch, in the hour of its first sample: exact, for any age."""
+        """Whether an index chunk lists this batch, in the hour of its last sample: exact, for any age.
+
+        Retention removes the chunks of that hour last: while it has not, samples of the batch may be in chunks.
+        """
         entry = (await self._raw.find([manifest_id])).get(manifest_id)
         if entry is None:
             return False
-        folder = paths.index_folder(hour_of(entry.first_time_unix_ns))
+        folder = paths.index_folder(hour_of(entry.last_time_unix_ns))
         async for key in self.chunks(covered, folder):
             try:
                 batches, _ = await self.index_chunk(key)

@@ -246,6 +246,9 @@ def settings(**values: Any) -> AgentSettings:
         {"ticks_parallel": 1},
         {"ticks_parallel": 64},
         {"scrape": [{"url": "https://t", "interval_s": 0.1, "timeout_s": 0.1}]},
+        {"scrape": [{"url": "http://t", "labels": {"l" * LIMITS.name_bytes: "x" * LIMITS.label_value_bytes}}]},
+        {"scrape": [{"url": "http://t", "labels": {f"l{n}": "x" for n in range(LIMITS.labels_per_series - 1)}}]},
+        {"scrape": [{"url": "http://t", "labels": {f"l{n}": "" for n in range(LIMITS.labels_per_series)}}]},
         {"ticks": [{"folder": "a", "project_id": "p", "interval_s": 0.1}, {"folder": "b", "project_id": "p"}]},
         {"ticks": [{"folder": "a", "project_id": "p", "urls": ["http://u"]}]},
     ],
@@ -270,6 +273,10 @@ def test_settings_at_their_limits_are_taken(values: dict[str, Any]) -> None:
         {"scrape": [{"url": "http://t", "interval_s": 0.09}]},
         {"scrape": [{"url": "http://t", "timeout_s": 0}]},
         {"scrape": [{"url": "http://t"}, {"url": "t"}]},
+        {"scrape": [{"url": "http://t", "labels": {"": "x"}}]},
+        {"scrape": [{"url": "http://t", "labels": {"é" * (LIMITS.name_bytes // 2 + 1): "x"}}]},
+        {"scrape": [{"url": "http://t", "labels": {"l": "é" * (LIMITS.label_value_bytes // 2 + 1)}}]},
+        {"scrape": [{"url": "http://t", "labels": {f"l{n}": "x" for n in range(LIMITS.labels_per_series)}}]},
         {"ticks": [{"folder": "a", "project_id": "p", "interval_s": 0.09}]},
         {"ticks": [{"folder": "a", "project_id": "p"}, {"folder": "a", "project_id": "q"}]},
         {"ticks": [{"folder": "a", "project_id": "p", "urls": ["ftp://u"]}]},
@@ -307,6 +314,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         ("m" * LIMITS.name_bytes, 1, {}),
         ("m", 1, {"l" * LIMITS.name_bytes: "x"}),
         ("m", 1, {"l": "x" * LIMITS.label_value_bytes}),
+        ("m", 1, {"l": "é" * (LIMITS.label_value_bytes // 2)}),
         ("m", 1, {f"l{n}": "x" for n in range(LIMITS.labels_per_series)}),
         ("m", 1, {"full": "x", **{f"l{n}": "" for n in range(LIMITS.labels_per_series)}}),
     ],
@@ -318,6 +326,27 @@ def test_a_sample_at_a_limit_is_taken(metric: str, time_ns: int, labels: dict[st
     assert (metric, time_ns, {name: text for name, text in labels.items() if text}) == (
         taken.metric, taken.time_ns, taken.labels,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels"),
+    [
+        ("", {}),
+        ("m" * (LIMITS.name_bytes + 1), {}),
+        ("é" * (LIMITS.name_bytes // 2 + 1), {}),
+        ("m", {"": "x"}),
+        ("m", {"l" * (LIMITS.name_bytes + 1): "x"}),
+        ("m", {"é" * (LIMITS.name_bytes // 2 + 1): "x"}),
+        ("m", {"l": "x" * (LIMITS.label_value_bytes + 1)}),
+        ("m", {"l": "é" * (LIMITS.label_value_bytes // 2 + 1)}),
+        ("m", {"l": "\ud800"}),
+        ("m", {f"l{n}": "x" for n in range(LIMITS.labels_per_series + 1)}),
+    ],
+)
+def test_a_sample_over_a_limit_is_refused_before_it_spoils_a_batch(metric: str, labels: dict[str, str]) -> None:
+    """Names and values are measured in the bytes of a frame, not in characters: no collector takes a longer one."""
+    with pytest.raises(Invalid):
+        checked(metric, 1, 1.0, Kind.GAUGE, labels)
 
 
 @pytest.mark.parametrize("time_ns", [-1, TIME_NS_MAX + 1])

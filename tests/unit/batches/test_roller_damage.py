@@ -94,13 +94,13 @@ async def test_a_settled_generation_without_its_manifest_is_not_rolled_up_again(
 
 
 async def test_a_late_batch_of_which_nobody_can_tell_is_set_aside_and_the_rest_goes_on() -> None:
-    """An index chunk that cannot be read: late batches of its hours wait, by that key; repaired, they are rolled up."""
+    """An index chunk that cannot be read: late batches that end in its hour wait, by its key, until it is repaired."""
     env = Env()
     await env.accept("a", 0)
     for _ in range(2):
         await make_roller(env.store, env.clock).run()
         await env.clock.advance(7200)
-    (index, *_) = sorted(await keys(env.store, paths.INDEX))
+    (*_, index) = sorted(await keys(env.store, paths.INDEX))
     whole = (await env.store.get(index)).data
     await env.store.delete(index)
     await env.store.create(index, whole[:-9])

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from lakebed.batches.model import Sample
+from lakebed.batches.model import RetentionState, Sample, write_record
+from lakebed.batches.paths import RETENTION_STATE, day_ns, hour_of
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import LakebedError
 from lakebed.core.metrics import Metrics
 from lakebed.rollups import paths
 from lakebed.rollups.local_job import LocalJob
 from lakebed.rollups.model import RollupManifest, RollupState
-from lakebed.rollups.sweeper import EVERY_NS
+from lakebed.rollups.sweeper import EVERY_NS, RollupSweeper
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import read_record
 from support.crashing_store import Died, Dying
 from support.rollup_fixtures import Failing, accept, ask, by_hand, frame, make_roller, shown
+from support.runtimes import runtime_on
 
 HOUR_NS = 1_760_000_400_000_000_000
 NOW_NS = HOUR_NS + 2 * 3600 * 10**9
@@ -149,6 +151,61 @@ async def test_a_crash_anywhere_in_a_sweep_takes_nothing_that_counts() -> None:
         assert set() == await keys(store, paths.ROLLUP_WORK)
         await agrees(store, clock, reported)
     assert point > 20
+
+
+HOUR_END_NS = HOUR_NS + 3600 * 10**9
+DAY_END_NS = day_ns(hour_of(HOUR_NS).partition("/")[0]) + 24 * 3600 * 10**9
+MERGED_KEY = f"{paths.merged_folder(60, hour_of(HOUR_NS).partition('/')[0])}metric=cpu/merged"
+HOURLY_KEYS = {
+    paths.rollup_key(60, HOUR_NS, "cpu", "000000000001-a", 0),
+    paths.index_key(HOUR_NS, "000000000001-a", 0),
+    paths.rollup_manifest_key("000000000001-a", HOUR_NS),
+}
+
+
+@pytest.mark.parametrize(
+    ("end_ns", "left"),
+    [
+        (HOUR_NS, {*HOURLY_KEYS, MERGED_KEY}),
+        (HOUR_END_NS - 1, {*HOURLY_KEYS, MERGED_KEY}),
+        (HOUR_END_NS, {MERGED_KEY}),
+        (DAY_END_NS - 1, {MERGED_KEY}),
+        (DAY_END_NS, set()),
+    ],
+)
+async def test_what_retention_removes_in_part_stays_until_its_end_is_removed(end_ns: int, left: set[str]) -> None:
+    """Retention ends inside an hour or a day: the rest of it is kept, and its rollups are what answers for it."""
+    clock = ManualClock(NOW_NS)
+    store, metrics = MemoryStore(clock=clock), Metrics()
+    for key in (*HOURLY_KEYS, MERGED_KEY):
+        await store.create(key, b"stored")
+
+    swept = await RollupSweeper(runtime_on(store, clock, metrics=metrics), after_s=0).sweep_before(end_ns)
+
+    assert left == await keys(store, "")
+    assert (swept, swept) == (4 - len(left), metrics.value("lakebed_rollup_swept_total", what="chunk"))
+
+
+async def test_a_late_batch_whose_first_samples_retention_has_removed_is_rolled_up_once() -> None:
+    """An agent's clock was wrong at its start, or its batch waited for long: what is left of it counts once."""
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    removed = RetentionState(removed_ns=NOW_NS - 10 * round(DAY_S * 1e9))
+    await store.create(RETENTION_STATE, write_record(removed))
+    await accept(store, frame("a", 0, some(0)), clock.now_ns() - 10**9)
+    await make_roller(store, clock).run()
+    old = Sample("cpu", HOUR_NS - 30 * round(DAY_S * 1e9), 1.0)
+    await accept(store, frame("late", 0, [old, *some(1)]), clock.now_ns() - 7200 * 10**9, late=True)
+    reported = [(agent, each) for n, agent in enumerate(("a", "late")) for each in some(n)]
+    taken = []
+
+    for _ in range(3):
+        taken.append((await make_roller(store, clock, retain_s=10 * DAY_S).run()).late)
+        await agrees(store, clock, reported)
+        await clock.advance(60)
+
+    assert [1, 0, 0] == taken
+    assert not [key for key in await keys(store, paths.ROLLUP, paths.INDEX) if hour_of(old.time_ns) in key]
 
 
 class Listed:
