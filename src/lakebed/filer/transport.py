@@ -113,7 +113,8 @@ class MessageStream:
 
     @property
     def ended(self) -> bool:
-        return self._done and not self._messages
+        """Whether it ended without an error. A stream that broke has not ended: `take` raises why."""
+        return self._done and self._error is None and not self._messages
 
     async def take(self, patience_s: float) -> list[bytes]:
         """What has come; empty when nothing did for so long, or the stream `ended`. Raises RpcError when it broke."""

@@ -116,6 +116,29 @@ async def test_a_quiet_stream_gives_nothing_and_stays_open() -> None:
     assert stream.ended
 
 
+async def test_a_stream_that_breaks_at_the_end_of_patience_has_not_ended() -> None:
+    """It breaks between the take that found nothing and the look at its end: the error is raised, not an end shown."""
+    over = threading.Event()
+
+    def breaks() -> Iterator[bytes]:
+        over.wait(PATIENT_S)
+        yield from ()
+        raise ConnectionError("gone")
+
+    before = set(threading.enumerate())
+    stream = MessageStream(Stream(breaks()))
+    (reader,) = set(threading.enumerate()) - before
+
+    found = await stream.take(0.01)
+    over.set()
+    reader.join(PATIENT_S)  # here the loop stands still, as it does between two statements
+
+    assert ([], False) == (found, stream.ended)
+    with pytest.raises(ConnectionError, match="gone"):
+        await stream.take(PATIENT_S)
+    stream.cancel()
+
+
 async def test_a_stream_that_is_given_up_frees_its_thread() -> None:
     """Also while it waits for room that nobody makes any more."""
     call = Fed()
