@@ -135,8 +135,14 @@ class RollupCoverage:
         return found
 
     async def indexed(self, covered: CoverageSnapshot, manifest_id: str) -> bool:
-        """Whether an index chunk lists this batch, in the hour of its first sample: exact, for any age."""
-        entry = (await self._raw.find([manifest_id])).get(manifest_id)
+        """Whether an index chunk lists this batch, in the hour of its first sample: exact, for any age.
+
+        Raises Corrupt where that cannot be read: taking it as not covered would count the batch twice.
+        """
+        lost: list[Corrupt] = []
+        entry = (await self._raw.find([manifest_id], lost)).get(manifest_id)
+        if entry is None and lost:
+            raise lost[0]
         if entry is None:
             return False
         folder = paths.index_folder(hour_of(entry.first_time_unix_ns))
@@ -144,7 +150,6 @@ class RollupCoverage:
             try:
                 batches, _ = await self.index_chunk(key)
             except (Invalid, NotFound) as error:
-                # Taking it as not covered would count the batch twice.
                 raise Corrupt(f"index chunk {key!r} cannot be read: {error.message}", key=key) from error
             if manifest_id in batches["manifest_id"].to_pylist():
                 return True
