@@ -255,6 +255,27 @@ def test_a_small_body_takes_from_the_budget_and_gives_it_back(fast_path: bool, l
     serving(loop, play, fast_path=fast_path, body_bytes_max=1000, bodies_bytes_max=1000)
 
 
+@pytest.mark.parametrize("fast_path", FAST_PATH)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_connection_too_many_is_told_to_come_back(fast_path: bool, loop: str) -> None:
+    """503 like any other overload, which runs nothing in a browser; the connection closes, and then there is room."""
+
+    async def play(server: Server) -> None:
+        others = [await server.connect() for _ in range(2)]
+        refused = await server.ask(post(b"x"))
+        for other in others:
+            other.writer.close()
+        while server.uvicorn.server_state.connections:
+            await asyncio.sleep(0.01)
+        answered = await server.ask(post(b"x"))
+
+        assert (refused.status, refused.body["code"], refused.fields["retry-after"]) == (503, "overloaded", "1")
+        assert (refused.fields["connection"], refused.fields["x-content-type-options"]) == ("close", "nosniff")
+        assert answered.status == 200
+
+    serving(loop, play, fast_path=fast_path, connections_max=3)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_pipelined_bodies_whose_client_leaves_are_given_back(loop: str) -> None:
     """The client leaves while its first request is under way and its second waits: both give back what they took."""

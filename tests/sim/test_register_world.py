@@ -112,8 +112,8 @@ class Optimist(Register[Journal]):
 class TwoAnswers(BucketStore):
     """Compares the bytes of one answer and takes the version from another."""
 
-    async def _look(self, key: str, data: bytes, cause: Any) -> Any:
-        found = await super()._look(key, data, cause)
+    async def _look(self, key: str, data: bytes, cause: Any, doubt: int) -> Any:
+        found = await super()._look(key, data, cause, doubt)
         return found if not isinstance(found, Written) else Written(**structs.asdict(await self.head(key)))
 
 

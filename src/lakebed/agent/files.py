@@ -90,4 +90,13 @@ class QueueLedger:
         with contextlib.suppress(OSError):
             if self._path.exists() and self._path.stat().st_size + len(line) > LEDGER_BYTES_MAX:
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
-            self._files.append(self._path, line)
+            self._files.append(self._path, b"\n" + line if _is_torn(self._path) else line)
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the last line has no end: a crash or a full disk cut it off."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -96,11 +96,15 @@ class AcceptedIndex:
             async for found in self._of_hour(hour, from_ns, to_ns, damaged, seen):
                 yield found
 
-    async def find(self, ids: Iterable[str], *, singles: bool = True) -> dict[str, AcceptedByTime]:
+    async def find(
+        self, ids: Iterable[str], *, singles: bool = True, damaged: list[Corrupt] | None = None
+    ) -> dict[str, AcceptedByTime]:
         """The entries of these manifest ids; those that are missing or damaged are left out.
 
-        Without `singles`, those that only a single object has are left out too.
+        What could not be read goes into `damaged`: an entry that was left out may be there. Without `singles`, those
+        that only a single object has are left out too.
         """
+        lost = [] if damaged is None else damaged
         wanted = sorted(set(ids))
         found: dict[str, AcceptedByTime] = {}
         for hour, some in groupby(wanted, lambda each: paths.hour_of(paths.parse_by_time(each)[1])):
@@ -111,10 +115,12 @@ class AcceptedIndex:
                 for each in sorted(await self._segments(hour, times[0]), key=lambda each: (each.modified_ms, each.key))
                 if _between(times, each.first_ns, each.last_ns)
             ]
-            async for rows in ahead(segments, self._rows_or_none):
+            async for rows in ahead(segments, lambda one: self._rows_or_none(one, lost)):
                 found |= {name: rows[name] for name in names if name in rows}
         lacking = [name for name in wanted if name not in found] if singles else []
-        for name, entry in zip(lacking, await asyncio.gather(*map(self._single, lacking)), strict=True):
+        for name, entry in zip(
+            lacking, await asyncio.gather(*(self._single(name, lost) for name in lacking)), strict=True
+        ):
             if entry is not None:
                 found[name] = entry
         return found
@@ -324,11 +330,14 @@ class AcceptedIndex:
     def _folders(self) -> tuple[str, ...]:
         return (paths.ACCEPTED_BY_TIME, *paths.INDEX_SHARDS)
 
-    async def _rows_or_none(self, one: SegmentInfo) -> dict[str, AcceptedByTime]:
+    async def _rows_or_none(self, one: SegmentInfo, lost: list[Corrupt]) -> dict[str, AcceptedByTime]:
         try:
             return await self._rows(one.key)
-        except (Corrupt, NotFound):
-            return {}
+        except Corrupt as error:
+            lost.append(error)
+        except NotFound:
+            pass  # removed by retention since it was listed
+        return {}
 
     async def _rows(self, key: str) -> dict[str, AcceptedByTime]:
         known = self._cache.get(key)
@@ -349,12 +358,15 @@ class AcceptedIndex:
             stored = await self._store.get(key)
         return decode_segment(key, stored.data)
 
-    async def _single(self, manifest_id: str) -> AcceptedByTime | None:
+    async def _single(self, manifest_id: str, lost: list[Corrupt]) -> AcceptedByTime | None:
         try:
             async with self._gate:
                 return read_record(await self._store.get(paths.by_time_of(manifest_id)), AcceptedByTime)
-        except (NotFound, Corrupt):
-            return None
+        except Corrupt as error:
+            lost.append(error)
+        except NotFound:
+            pass
+        return None
 
 
 def _between(times: Sequence[int], first_ns: int, last_ns: int) -> bool:

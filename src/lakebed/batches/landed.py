@@ -74,10 +74,12 @@ class LandedBatches:
         self._lines = 0
 
     def load(self) -> None:
-        """Takes up what an earlier run left. A torn last line is dropped: its batch is still in its segment."""
+        """Takes up what an earlier run left. A torn line is dropped: its batch is still in its segment."""
         if not self._path.exists():
             return
         for line in self._path.read_bytes().splitlines():
+            if not line:
+                continue
             try:
                 self._remember(msgspec.json.decode(line, type=AcceptedBatch))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -104,7 +106,7 @@ class LandedBatches:
             self._rewrite()
         else:
             with open(self._path, "ab", opener=private.opener) as file:
-                file.write(b"".join(write_record(each) + b"\n" for each in self._pending))
+                file.write(b"\n" + b"".join(write_record(each) + b"\n" for each in self._pending))  # ends a torn line
                 file.flush()
                 os.fsync(file.fileno())
             self._lines += len(self._pending)

@@ -72,9 +72,9 @@ class RawBatches:
                 continue  # not ours
             yield *boot, read_record(await self._store.get(info.key), SettledBoot)
 
-    async def find(self, ids: Iterable[str]) -> dict[str, AcceptedByTime]:
+    async def find(self, ids: Iterable[str], damaged: list[Corrupt] | None = None) -> dict[str, AcceptedByTime]:
         """The index entries of these batches; one that is missing or damaged is left out: it is derived."""
-        return await self.index.find(ids)
+        return await self.index.find(ids, damaged=damaged)
 
     async def first_ns(self, now_ns: int) -> int:
         """The beginning of the first day in the index; `now_ns` when there is none."""

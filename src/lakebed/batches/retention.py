@@ -126,7 +126,9 @@ class BatchRetention:
     async def _pass(self, report: RetentionReport, held: HeldLease) -> HeldLease:
         state = (await self.state.read()).value
         hours = await self._index.hours_before(report.before_unix_ns)
-        for hour in hours[:HOURS_MAX]:
+        for number, hour in enumerate(hours):
+            if number - report.damaged_hours >= HOURS_MAX:
+                break
             try:
                 held = await self._one(hour, state.pending.get(hour), report, held)
             except Corrupt as error:  # nothing of an hour is removed while a part of it is unknown

@@ -21,6 +21,7 @@ from lakebed.core.runs import ActiveRun, RunLog, Work
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.store.connect import connect
+from lakebed.store.guarded import GuardedStore
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -72,7 +73,8 @@ def sweeper_store(context: Context) -> Store:
         access_key_id=settings.gc_access_key_id,
         secret_access_key=settings.gc_secret_access_key,
     )
-    return connect(store, context)
+    own = connect(store, context)
+    return context.store.beside(own) if isinstance(context.store, GuardedStore) else own
 
 
 def workers(context: Context) -> Sequence[Worker]:

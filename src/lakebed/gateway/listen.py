@@ -94,7 +94,6 @@ def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
         http=_protocol(app, settings),
         lifespan="on",
         proxy_headers=False,
-        limit_concurrency=settings.connections_max,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
@@ -116,7 +115,7 @@ def with_tls(config: uvicorn.Config, tls: ServerTls | None) -> uvicorn.Config:
 
 
 def _protocol(app: ASGIApp, settings: GatewaySettings) -> type[GatewayProtocol]:
-    fields: dict[str, Any] = {"head_timeout_s": settings.head_timeout_s}
+    fields: dict[str, Any] = {"head_timeout_s": settings.head_timeout_s, "connections_max": settings.connections_max}
     if isinstance(app, Starlette):
         fields["unread"] = staticmethod(state_of(app).middleware.unread)
     if not settings.fast_path:

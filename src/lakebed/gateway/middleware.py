@@ -37,6 +37,7 @@ STATUS_GONE = 499  # counted, never sent: the client disconnected before the res
 POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 CLOSE = (b"connection", b"close")
+FULL = "lakebed.full"  # in a scope whose connection is one too many
 REFUSALS_MAX, REFUSALS_S = 10, 10.0  # log lines about refused requests in this time; more would be a way to fill a disk
 
 Write = Callable[[int, list[tuple[bytes, bytes]], bytes], None]  # status, headers, body: a whole response
@@ -107,6 +108,10 @@ class Middleware:
         usage: KeyUsage | None = None
         uploads = False
         try:
+            if FULL in scope:
+                raise Overloaded(
+                    "the gateway has gateway.connections_max connections", hint="retry later, or use another gateway"
+                )
             if head.length is not None:
                 body.declared = declared_length(head.length)
                 body.ended = body.declared == 0
@@ -315,7 +320,7 @@ class _Sender:
             names = {name.lower() for name, _ in headers}
             headers += [field for field in (NO_SNIFF, POLICY) if field[0] not in names]  # a page sets its own policy
             if not self._body.ended:
-                headers.append(CLOSE)  # the rest of the body would have to be read first
+                headers.append(CLOSE)  # the rest of the body would have to be read first, or the connection is over
             message["headers"] = headers
         await self._send(message)
 

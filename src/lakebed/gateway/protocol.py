@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from lakebed.core.errors import Invalid
 from lakebed.gateway.auth import CERTIFICATE
 from lakebed.gateway.body_limits import HeadTooLarge
-from lakebed.gateway.middleware import CLOSE, NO_SNIFF, POLICY
+from lakebed.gateway.middleware import CLOSE, FULL, NO_SNIFF, POLICY
 from lakebed.gateway.problems import Problem, problem
 from lakebed.gateway.tls import certificate_names
 
@@ -38,6 +38,7 @@ class GatewayProtocol(HttpToolsProtocol):
     head_timeout_s: float
     unread: Callable[[Exception], Problem] = staticmethod(lambda error: problem(error, ""))  # its answer
     certificate: tuple[str, ...] = ()  # the names in the client's certificate
+    connections_max = 1 << 30
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _fed = 0  # bytes since the last head was complete, or since the last bytes of a body
@@ -73,8 +74,20 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.accept_head()
-        self.scope[CERTIFICATE] = self.certificate  # type: ignore[literal-required]
+        self.mark()
         super().on_headers_complete()
+
+    @property
+    def full(self) -> bool:
+        """Whether this connection is one too many."""
+        return len(self.connections) >= self.connections_max
+
+    def mark(self) -> None:
+        """What the middleware has to know of the connection."""
+        scope: Any = self.scope
+        scope[CERTIFICATE] = self.certificate
+        if self.full:
+            scope[FULL] = True
 
     def accept_head(self) -> None:
         """The head is complete. Raises HeadRefused when it is over a limit."""

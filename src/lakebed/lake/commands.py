@@ -45,7 +45,7 @@ def sql(query: str, /, *, engine: Engine = "duckdb", where: Where = Where(), out
     if engine == "spark":
         _write(_on_spark(context, text), output)
         return
-    known = [row.name for row in in_loop(Tables(context).all)]
+    known = in_loop(Tables(context).names)
     _write(run(text, lambda path: delta_table(context, resolve(path, known)).to_pyarrow_dataset()), output)
 
 

@@ -261,11 +261,15 @@ class Splitter:
         return await self._replace(claimed, entries, reason)
 
     async def _entries(self, claimed: Claimed) -> list[KeyValueEntry]:
-        """The entries; none when the batch is gone or does not decode: then it becomes one letter."""
-        try:
-            return await fetch(self._store, claimed.location, bytes_max=self._settings.batch_bytes_max)
-        except (NotFound, Corrupt):
-            return []
+        """The entries; none when the batch is gone or does not decode on two reads: then it becomes one letter."""
+        for _ in range(2):
+            try:
+                return await fetch(self._store, claimed.location, bytes_max=self._settings.batch_bytes_max)
+            except NotFound:
+                break
+            except Corrupt:
+                continue
+        return []
 
     async def _replace(self, claimed: Claimed, entries: list[KeyValueEntry], reason: str) -> bool:
         generation = await self._producer.generation()

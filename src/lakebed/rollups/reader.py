@@ -137,9 +137,13 @@ class RollupCoverage:
     async def indexed(self, covered: CoverageSnapshot, manifest_id: str) -> bool:
         """Whether an index chunk lists this batch, in the hour of its last sample: exact, for any age.
 
-        Retention removes the chunks of that hour last: while it has not, samples of the batch may be in chunks.
+        Retention removes the chunks of that hour last: while it has not, samples of the batch may be in chunks. Raises
+        Corrupt where that cannot be read: taking it as not covered would count the batch twice.
         """
-        entry = (await self._raw.find([manifest_id])).get(manifest_id)
+        lost: list[Corrupt] = []
+        entry = (await self._raw.find([manifest_id], lost)).get(manifest_id)
+        if entry is None and lost:
+            raise lost[0]
         if entry is None:
             return False
         folder = paths.index_folder(hour_of(entry.last_time_unix_ns))
@@ -147,7 +151,6 @@ class RollupCoverage:
             try:
                 batches, _ = await self.index_chunk(key)
             except (Invalid, NotFound) as error:
-                # Taking it as not covered would count the batch twice.
                 raise Corrupt(f"index chunk {key!r} cannot be read: {error.message}", key=key) from error
             if manifest_id in batches["manifest_id"].to_pylist():
                 return True

@@ -126,7 +126,7 @@ class BucketStore:
             try:
                 return await self._put("create", key, data, None)
             except errors.LakebedError as error:
-                found = await self._look(key, data, error)
+                found = await self._look(key, data, error, doubt)
                 if isinstance(found, Written):
                     return found
                 if found is not None:
@@ -143,7 +143,7 @@ class BucketStore:
             try:
                 return await self._put("replace", key, data, etag)
             except errors.LakebedError as error:
-                found = await self._look(key, data, error)
+                found = await self._look(key, data, error, doubt)
                 if isinstance(found, Written):
                     return found
                 if found is None:
@@ -173,7 +173,9 @@ class BucketStore:
         self._bytes_in.inc(len(data))
         return Written(key=key, size=len(data), etag=etag)
 
-    async def _look(self, key: str, data: bytes, cause: errors.LakebedError) -> Written | StoredObject | None:
+    async def _look(
+        self, key: str, data: bytes, cause: errors.LakebedError, doubt: int
+    ) -> Written | StoredObject | None:
         """What one read finds at the key: our bytes with their version, another object, or None."""
         self._doubts.inc()
         try:
@@ -185,8 +187,8 @@ class BucketStore:
         except errors.NotFound:
             return None
         except errors.Denied:
-            if isinstance(cause, errors.Denied):
-                raise cause from None  # neither writing nor reading is allowed: there is no doubt
+            if isinstance(cause, errors.Denied) and not doubt:
+                raise cause from None  # neither writing nor reading was ever allowed: there is no doubt
             raise errors.OutcomeUnknown(f"{key!r} may have been written, and reading it is denied") from cause
         except errors.Unavailable as error:
             raise errors.OutcomeUnknown(

@@ -37,11 +37,18 @@ class GuardedStore:
 
     def __init__(self, inner: Store, runtime: Runtime) -> None:
         self.inner = inner
+        self._guard = self  # whose check counts
         self._runtime = runtime
         self._ignored = runtime.metrics.gauge("lakebed_store_conditions_ignored")
         self._holds = False
         self._checking: asyncio.Task[StoreProof] | None = None
         self.refusal = ""  # why writes are refused; empty when they are not
+
+    def beside(self, inner: Store) -> GuardedStore:
+        """Another client of the same path, as of other credentials: it writes only while this one may."""
+        made = GuardedStore(inner, self._runtime)
+        made._guard = self
+        return made
 
     async def check(self) -> StoreProof:
         """Checks the path now and allows or refuses writes. Concurrent callers share one check.
@@ -95,23 +102,23 @@ class GuardedStore:
         return self.inner.children(prefix)
 
     async def create(self, key: str, data: bytes) -> Written:
-        if not self._holds:
-            await self._admit()
+        if not self._guard._holds:
+            await self._guard._admit()
         return await self.inner.create(key, data)
 
     async def replace(self, key: str, data: bytes, etag: Version) -> Written:
-        if not self._holds:
-            await self._admit()
+        if not self._guard._holds:
+            await self._guard._admit()
         return await self.inner.replace(key, data, etag)
 
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
-        if not self._holds:
-            await self._admit()
+        if not self._guard._holds:
+            await self._guard._admit()
         return await self.inner.upload(key, chunks)
 
     async def delete(self, key: str) -> None:
-        if not self._holds:
-            await self._admit()
+        if not self._guard._holds:
+            await self._guard._admit()
         await self.inner.delete(key)
 
 

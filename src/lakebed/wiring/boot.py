@@ -31,6 +31,7 @@ from lakebed.core.retry import RETRY_CAP_S, until_available
 from lakebed.gateway.auth import configured_keys
 from lakebed.gateway.health import HealthReport
 from lakebed.gateway.listen import STOP_SIGNALS, plain_config, with_tls
+from lakebed.gateway.middleware import CLOSE, NO_SNIFF, POLICY
 from lakebed.gateway.problems import problem
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.tls import ServerTls
@@ -248,10 +249,8 @@ class WaitingApp:
                 (b"content-length", b"%d" % len(body)),
                 (b"cache-control", b"no-store"),
             ]
-        headers = [
-            *headers,
-            (b"connection", b"close"),
-        ]  # the next request opens a new connection, perhaps to the started process
+        # The next request opens a new connection, perhaps to the started process.
+        headers = [*headers, NO_SNIFF, POLICY, CLOSE]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 

@@ -219,6 +219,20 @@ def test_the_ledger_begins_anew_at_its_limit_and_keeps_the_one_before(
     assert {"at_ms": 5, "what": "torn", "name": "c"} == json.loads(path.read_bytes())
 
 
+def test_a_torn_line_of_the_ledger_takes_no_other_with_it(tmp_path: Path) -> None:
+    """A crash or a full disk cut it off: the drop that is noted next is still known."""
+    path = tmp_path / "ledger.jsonl"
+    book = QueueLedger(path, Files(), lambda: 5)
+    book.note("torn", name="a")
+    path.write_bytes(path.read_bytes() + b'{"at_ms": 5, "wh')
+
+    book.note("torn", name="b")
+    book.note("torn", name="c")
+
+    first, _, *rest = path.read_bytes().splitlines()
+    assert ["a", "b", "c"] == [json.loads(line)["name"] for line in (first, *rest)]
+
+
 def test_a_ledger_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     """The line is lost, the agent continues."""
     QueueLedger(tmp_path / "none" / "ledger.jsonl", Files(), lambda: 5).note("torn", name="a")

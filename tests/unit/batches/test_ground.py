@@ -31,13 +31,14 @@ from lakebed.batches.workers import sweeper_store
 from lakebed.cli.main import run
 from lakebed.core import trail
 from lakebed.core.clock import ManualClock
-from lakebed.core.context import Context
+from lakebed.core.context import Context, context_of
 from lakebed.core.errors import Denied, Invalid
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction, Settings
 from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.admin import BucketConfiguration, LifecycleRule
+from lakebed.store.guarded import ConditionsIgnored, GuardedStore
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.store.settings import StoreSettings
@@ -243,6 +244,32 @@ def test_garbage_is_collected_under_its_own_credentials_where_set(
         ReconcilerSettings.of({"gc_access_key_id": "gc"})
     with pytest.raises(Contradiction):
         ReconcilerSettings.of({"gc_horizon_s": 10, "overlap_s": 900})
+
+
+async def test_garbage_is_not_collected_on_a_path_that_ignores_conditions(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks unreferenced may have been overwritten: the role that alone may delete waits for the check too."""
+    runtime = runtime_of(manual_clock)
+    guarded = GuardedStore(store, runtime)
+    keys = ReconcilerSettings.of({"gc_access_key_id": "gc", "gc_secret_access_key": "secret"})
+    settings = Settings({ReconcilerSettings: keys, StoreSettings: StoreSettings.of({})}, {})
+    monkeypatch.setattr("lakebed.batches.workers.connect", lambda *_: store)
+    own = sweeper_store(context_of(runtime, guarded, settings, node="n"))
+    await own.create("a", b"1")
+
+    async def ignored(key: str, data: bytes, etag: str) -> ObjectInfo:
+        return store.bucket.overwrite(key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "replace", ignored)
+        await guarded.check()
+    with pytest.raises(ConditionsIgnored):
+        await own.delete("a")
+    assert (await own.get("a")).data == b"1"
+
+    await guarded.check()
+    await own.delete("a")
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,25 @@ async def test_an_hour_whose_index_is_damaged_is_not_removed(
     assert 0 == len([each async for each in RawBatches(store).settled()])
 
 
+async def test_damaged_hours_do_not_hold_back_those_after_them(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass looks at some hours only; those that it cannot remove are not among them."""
+    for start in (0, 10, 20):
+        await accept(store, manual_clock, start)
+        await manual_clock.advance(3600)
+    for damaged in sorted(await keys(store, paths.ACCEPTED_INDEX), key=lambda key: key.split("date=")[1])[:2]:
+        store.bucket.overwrite(damaged, b"half")
+    await manual_clock.advance(12 * DAY_S)
+    monkeypatch.setattr("lakebed.batches.retention.HOURS_MAX", 1)
+
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+    report = await retain(store).run()
+
+    assert (2, 1, 1) == (report.damaged_hours, report.removed_hours, report.removed_batches)
+
+
 async def test_without_retention_nothing_is_removed_however_old(
     store: MemoryStore, manual_clock: ManualClock, retain: Retain
 ) -> None:

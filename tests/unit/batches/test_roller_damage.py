@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from lakebed.batches import paths as batch_paths
+from lakebed.batches.index import AcceptedIndex, manifest_id_of, write_rows
 from lakebed.batches.model import Sample
+from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import LakebedError
+from lakebed.core.errors import Corrupt, LakebedError
 from lakebed.rollups import paths
+from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 from lakebed.store.memory import MemoryStore
 from support.rollup_fixtures import Failing, accept, ask, by_hand, frame, make_roller, shown
 
@@ -136,3 +140,32 @@ async def test_a_plan_that_cannot_be_read_is_abandoned_and_its_batches_are_rolle
     assert (1, 1, [key]) == (report.abandoned, report.generations, [each.key for each in report.unreadable])
     answer = await ask(env.store, env.clock, "cpu", 60, HOUR_NS, END_NS)
     assert by_hand(env.told, "cpu", 60) == shown(answer)
+
+
+@pytest.mark.parametrize("form", ["segment", "single object"])
+async def test_an_index_that_cannot_be_read_does_not_say_that_a_batch_waits(form: str) -> None:
+    """Its rows are unknown, not absent: a batch that was rolled up long ago would be taken a second time."""
+    env = Env()
+    await env.accept("a", 0)
+    for _ in range(2):
+        await make_roller(env.store, env.clock).run()
+        await env.clock.advance(7200)
+    (single,) = await keys(env.store, batch_paths.ACCEPTED_BY_TIME)
+    (entry,) = (await AcceptedIndex(env.store).find([batch_paths.parse_by_time(single)[0]])).values()
+    if form == "segment":
+        await write_rows(env.store, [entry], writer="c")
+        await env.store.delete(single)
+    coverage = RollupCoverage(env.store, RawBatches(env.store))
+    settled, ids = CoverageSnapshot((await coverage.snapshot()).state, frozenset()), [manifest_id_of(entry)]
+    assert [] == await coverage.waiting(settled, ids, {})
+    damaged = [
+        key
+        for folder in (batch_paths.ACCEPTED_BY_TIME, *batch_paths.INDEX_SHARDS)
+        for key in await keys(env.store, folder)
+    ]
+    await env.spoil(damaged[0].rpartition("/")[0] + "/", CUT)
+    unsure = dict[str, Corrupt]()
+
+    waiting = await RollupCoverage(env.store, RawBatches(env.store)).waiting(settled, ids, unsure)
+
+    assert ([], ids, damaged) == (waiting, list(unsure), [error.detail["key"] for error in unsure.values()])

@@ -14,7 +14,7 @@ import pytest
 from lakebed.batches import acceptance, paths
 from lakebed.batches.index import AcceptedIndex
 from lakebed.batches.landed import LandedBatches
-from lakebed.batches.model import AcceptedBatch, IdentityConflict, SettledBoot
+from lakebed.batches.model import AcceptedBatch, IdentityConflict, SettledBoot, write_record
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.settled import settled_register
 from lakebed.batches.spool import Spool
@@ -790,6 +790,26 @@ def test_landed_batches_whose_sync_failed_are_written_by_the_next(
     again.load()
 
     assert accepted[-1] == again.get(accepted[-1].identity)
+
+
+def test_a_torn_line_of_the_landed_batches_takes_no_other_with_it(tmp_path: Path) -> None:
+    """The end of a write that a crash or a full disk cut off: what lands after it is known after the next restart."""
+    accepted = [
+        acceptance.manifest(submit(frame_of(n, n + 9)), at_ns=1, collector_id="c", attempt_id="a") for n in (0, 10, 20)
+    ]
+    for number, each in enumerate(accepted):
+        known = LandedBatches(tmp_path, known_max=100)
+        known.load()
+        known.add(each)
+        known.sync()
+        if number == 0:
+            with (tmp_path / "landed.jsonl").open("ab") as file:
+                file.write(write_record(each)[:50])
+    again = LandedBatches(tmp_path, known_max=100)
+    again.load()
+
+    assert accepted == [again.get(each.identity) for each in accepted]
+    assert not again.is_new(accepted[-1].identity)
 
 
 def test_a_number_is_new_only_behind_the_highest_that_has_landed(tmp_path: Path) -> None:

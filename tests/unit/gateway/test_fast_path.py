@@ -41,7 +41,7 @@ def http(*headers: tuple[bytes, bytes], method: bytes = b"POST", url: bytes = b"
         headers=list(headers),
         tasks=set(),
         connections=set(),
-        limit_concurrency=3,
+        full=False,
         cycle=SimpleNamespace(receive=None, on_response=None, response_complete=False),
         flow=None,
     )
@@ -117,12 +117,9 @@ def test_the_limit_of_the_fast_path_is_the_smaller_of_its_own_and_the_routes() -
 
 def test_a_full_gateway_and_a_full_budget_send_a_request_through_asgi() -> None:
     made, limits = routes()
-    for name in ("tasks", "connections"):
-        requested = http(length(7))
-        setattr(requested, name, {1, 2})
-        assert taken(made, requested)
-        setattr(requested, name, {1, 2, 3})
-        assert not taken(made, requested)
+    requested = http(length(7))
+    requested.full = True
+    assert not taken(made, requested)
     limits.budget.held = limits.budget.bytes_max - 6
     assert not taken(made, http(length(7)))
     assert taken(made, http(length(6)))
@@ -181,6 +178,8 @@ async def test_a_process_that_waits_for_its_store_is_down_and_says_when_to_come_
 
     headers = dict(sent[0]["headers"])
     assert (sent[0]["status"], headers[b"content-type"], headers[b"connection"]) == (503, kind, b"close")
+    assert headers[b"x-content-type-options"] == b"nosniff"
+    assert headers[b"content-security-policy"].startswith(b"default-src 'none'")
     if method == "HEAD":
         assert sent[1]["body"] == b"" and int(headers[b"content-length"]) > 0
         return

@@ -45,7 +45,7 @@ METHODS: dict[type, dict[str, list[str]]] = {
     Server: {"startup": ["self", "sockets"], "serve": ["self", "sockets"], "capture_signals": ["self"]},
 }
 ATTRIBUTES = {
-    HttpToolsProtocol: """app config connections cycle expect_100_continue flow headers limit_concurrency loop parser
+    HttpToolsProtocol: """app config connections cycle expect_100_continue flow headers loop parser
         pipeline server_state tasks timeout_keep_alive transport""",
     RequestResponseCycle: """disconnected keep_alive message_event more_body on_response response_complete
         response_started transport waiting_for_100_continue""",

@@ -44,7 +44,11 @@ def http(monkeypatch: pytest.MonkeyPatch) -> httpx2.AsyncClient:
     async def every(self: Any) -> list[TableRow]:
         return [TableRow("gold/acme/shop/by_customer", "gold", 1, 3, 1, 10)]
 
+    async def names(self: Any) -> list[str]:
+        return [row.name for row in await every(self)]
+
     monkeypatch.setattr(routes.Tables, "all", every)
+    monkeypatch.setattr(routes.Tables, "names", names)
     monkeypatch.setattr(routes, "delta_table", lambda context, name, version=None: Opened(version))
     monkeypatch.setattr(routes, "ROWS_MAX", 3)
     part = routes.TableRoutes(SimpleNamespace(store=None))  # type: ignore[arg-type]

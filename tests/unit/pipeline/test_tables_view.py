@@ -255,6 +255,20 @@ async def test_tables_are_found_at_every_depth_up_to_the_limits(monkeypatch: pyt
     assert [] == await tables.names()
 
 
+async def test_no_table_of_a_large_lake_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is looked for among all of them: one that is left out would be reported as not there."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    wanted = [f"silver/org{number // 5:03d}/p/t{number % 5}" for number in range(600)]
+    for name in wanted:
+        await store.create(f"tables/{name}/_delta_log/00000000000000000000.json", b"{}")
+    tables = opened(store, clock)
+
+    assert wanted == await tables.names()
+    assert wanted == [row.name for row in await tables.all()]
+    assert wanted[:200] == [row.name for row in await tables.first()]
+
+
 async def test_a_sample_passes_over_files_without_rows() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
@@ -271,7 +285,7 @@ async def test_snapshots_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPat
     for name in ("a", "b", "c"):
         await written(table_of(store, clock, TableSpec(name, SPEC.schema_json)), 1)
     tables = opened(store, clock)
-    monkeypatch.setattr(views, "TABLES_MAX", 2)
+    monkeypatch.setattr(views, "FIRST_MAX", 2)
     for name in ("a", "b", "c"):
         await tables.show(name)
 

@@ -343,6 +343,26 @@ async def test_a_split_that_cannot_read_its_batch_is_made_later(open_queue: Open
     await collector.close()
 
 
+@pytest.mark.parametrize("kind", [Cut, Flipped])
+async def test_bytes_that_were_wrong_once_at_a_split_bury_no_neighbour(
+    open_queue: Open, manual_clock: ManualClock, kind: type[Cut | Flipped]
+) -> None:
+    """The batch was readable when it was rejected: it is read again before it becomes one letter with all entries."""
+    store = kind(clock=manual_clock)
+    queue = open_queue(store=store, rejections_max=1)
+    await put(queue, b"a", BAD)
+    collector = queue.collector()
+    batch = await collector.next_batch()
+    assert batch is not None
+    store.left = 1
+
+    await collector.reject(batch, "a value is bad")
+
+    assert await consume(collector) == [b"a"]
+    assert [1] == [len(await queue.dead_letters.entries(letter)) for letter in await letters(queue)]
+    await collector.close()
+
+
 class Late(MemoryStore):
     """Another handle on the same objects, whose answers to a replace may come late."""
 

@@ -40,6 +40,7 @@ class Scripted:
         self.instead: list[Exception] = []
         self.afterwards: list[Exception] = []
         self.reads: list[Exception] = []
+        self.later_reads: list[Exception] = []  # of reads after the first
         self.asked: list[str] = []
         self.etag_of: Callable[[bytes], str] = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
         self.short = 0
@@ -50,6 +51,7 @@ class Scripted:
             raise self.reads.pop(0)
         if key not in self.objects:
             raise errors.NotFound(key)
+        self.reads, self.later_reads = self.later_reads, []
         return ObjectInfo(key, len(self.objects[key]), self.etag_of(self.objects[key]), 7)
 
     async def get(self, key: str) -> StoredObject:
@@ -193,6 +195,22 @@ async def test_a_refusal_after_a_doubtful_try_is_unknown(env: Env) -> None:
 
     with pytest.raises(errors.OutcomeUnknown):
         await env.store.create(KEY, b"mine")
+
+
+@pytest.mark.parametrize("verb", ["create", "replace"])
+async def test_a_refusal_that_cannot_be_looked_at_after_a_doubtful_try_is_unknown(env: Env, verb: str) -> None:
+    """The key was revoked between two tries: neither writing nor reading is allowed, and the first may still land."""
+    env.client.instead = [errors.Unavailable("503"), errors.Denied("no")]
+    if verb == "create":
+        env.client.reads = [errors.NotFound(KEY), errors.Denied("no")]
+        written = env.store.create(KEY, b"mine")
+    else:
+        env.client.objects[KEY] = b"theirs"
+        env.client.later_reads = [errors.Denied("no")]
+        written = env.store.replace(KEY, b"mine", Version(env.client.etag_of(b"theirs")))
+
+    with pytest.raises(errors.OutcomeUnknown):
+        await written
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ async def test_a_path_that_begins_to_ignore_conditions_is_found_within_the_hour(
     path: Path, guarded: GuardedStore, manual_clock: ManualClock
 ) -> None:
     """Health is down and writes are refused from that check on; the first check that holds ends both."""
+    assert CHECK_EVERY_S <= 3600
     await guarded.create("a", b"1")
     watch = PathWatch(guarded, manual_clock)
     await watch.start()

@@ -14,13 +14,14 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from lakebed.core import traces
 from lakebed.core.http import DIRECT_MARK
 from lakebed.gateway.auth import CERTIFICATE
 from lakebed.gateway.body_limits import BodyBudget, BodyLimits
 from lakebed.gateway.middleware import DirectRoute, Middleware
+from lakebed.gateway.protocol import GatewayProtocol
 
 DIRECT_BYTES_MAX = 256 * 1024  # the most that a connection holds before its request starts
 REST_S = 5.0  # what a body of 256 KiB needs at 50 KB/s; a slower one leaves the fast path
@@ -45,7 +46,7 @@ class DirectRoutes:
                 for method in route.methods or ():
                     self._known[method.encode(), route.path.encode()] = found
 
-    def cycle(self, http: HttpToolsProtocol, done: Callable[[], None]) -> DirectCycle | None:
+    def cycle(self, http: GatewayProtocol, done: Callable[[], None]) -> DirectCycle | None:
         """For the request whose head was just read, when the fast path applies. Calls `done` after the response."""
         found = self._known.get((http.parser.get_method(), http.url))
         if found is None or traces.installed() or http.parser.get_http_version() != "1.1":
@@ -56,9 +57,7 @@ class DirectRoutes:
                 declared = value
             elif name in UNUSUAL or (name == b"connection" and value.lower() != b"keep-alive"):
                 return None
-        under_way = max(len(http.tasks), len(http.connections))  # a connection has at most one running request
-        full = http.limit_concurrency is not None and under_way >= http.limit_concurrency
-        if full or not declared.isdigit() or len(declared) > 9:
+        if http.full or not declared.isdigit() or len(declared) > 9:
             return None
         size = int(declared)
         if size > found.bytes_max or not self._budget.take(size):
@@ -97,7 +96,7 @@ class DirectCycle:
 
     def __init__(
         self,
-        http: HttpToolsProtocol,
+        http: GatewayProtocol,
         found: DirectRoute,
         middleware: Middleware,
         rest_s: float,

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from lakebed.gateway.auth import CERTIFICATE
 from lakebed.gateway.fast.direct import DirectCycle, DirectRoutes
 from lakebed.gateway.fast.large_body import LargeBody, large_body
 from lakebed.gateway.protocol import GatewayProtocol
@@ -156,7 +155,7 @@ class FastProtocol(GatewayProtocol):
         HttpToolsProtocol.on_message_begin(self)
         self.headers += headers
         self.url, self.expect_100_continue = url, expects
-        self.scope[CERTIFICATE] = self.certificate  # type: ignore[literal-required]
+        self.mark()
         HttpToolsProtocol.on_headers_complete(self)
 
     def _start_direct(self, cycle: DirectCycle) -> None:

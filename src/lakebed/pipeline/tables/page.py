@@ -143,7 +143,7 @@ class TablesPage(PartPage):
         }
 
     def all_tables(self) -> DataSource:
-        return DataSource("tables:read", "tables.all", SLOW_S, self.tables.all, owned=by_field("name"))
+        return DataSource("tables:read", "tables.all", SLOW_S, self.tables.first, owned=by_field("name"))
 
     def table(self, name: str) -> DataSource:
         return DataSource(

@@ -118,7 +118,7 @@ class TableRoutes(StatelessComponent):
 
     async def _visible(self, principal: Principal) -> list[str]:
         """The tables that a name may mean, and that an error may name: for a tenant those of the tenant."""
-        return [row.name for row in await Tables(self._context).all() if principal.owns(row.name)]
+        return [name for name in await Tables(self._context).names() if principal.owns(name)]
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         """Runs one query. Raises Overloaded while others run, Unavailable without the extra."""

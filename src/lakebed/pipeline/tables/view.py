@@ -22,8 +22,10 @@ from lakebed.store.settings import StoreSettings
 
 ROOT = "tables/"
 DEPTH_MAX = 6  # levels of folders below tables/ that are listed
-TABLES_MAX = 200
-FOLDERS_MAX = 2000  # folders listed to find them
+TABLES_MAX = 10_000  # a name that is not among them is reported as not there
+FOLDERS_MAX = 50_000  # folders listed to find them
+LISTED_AT_ONCE = 32
+FIRST_MAX = 200  # read for a page, and snapshots that are kept
 VERSIONS_SHOWN = 15
 SAMPLE_ROWS = 20
 SAMPLE_FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -94,6 +96,13 @@ class Tables:
 
     async def all(self) -> list[TableRow]:
         """Every table as it is now; one whose log cannot be read has a `problem`."""
+        return await self._rows(await self.names())
+
+    async def first(self) -> list[TableRow]:
+        """The first tables by name: what a page costs does not grow with the lake."""
+        return await self._rows((await self.names())[:FIRST_MAX])
+
+    async def _rows(self, names: Sequence[str]) -> list[TableRow]:
         gate = asyncio.Semaphore(8)
 
         async def row(name: str) -> TableRow:
@@ -105,7 +114,7 @@ class Tables:
                     return TableRow(name, layer, -1, 0, 0, 0, error.message)
             return TableRow(name, layer, state.version, state.rows, len(state.files), _bytes(state))
 
-        return list(await asyncio.gather(*map(row, await self.names())))
+        return list(await asyncio.gather(*map(row, names)))
 
     async def show(self, name: str) -> TableView:
         """One table: its columns and what its last versions did. Raises NotFound."""
@@ -183,7 +192,7 @@ class Tables:
         if not NAME.fullmatch(name) or ".." in name:
             raise NotFound(f"{name[:200]!r} is no table", hint="lakebed tables list")
         state = await history.snapshot(self._store, f"{ROOT}{name}", known=self._known.get(name))
-        if len(self._known) >= TABLES_MAX:
+        if len(self._known) >= FIRST_MAX:
             self._known.clear()
         self._known[name] = state
         return state
@@ -248,15 +257,16 @@ async def _find(store: Store) -> list[str]:
     level, listed = [ROOT], 0
     for _ in range(DEPTH_MAX):
         deeper: list[str] = []
-        for folder in level:
-            listed += 1
-            children = await store.children(folder)
-            if LOG_FOLDER in children:
-                found.append(folder)
-            else:
-                deeper += [f"{folder}{child}/" for child in children if not child.startswith("_")]
-            if len(found) >= TABLES_MAX or listed >= FOLDERS_MAX:
-                return sorted(found)
+        for start in range(0, len(level), LISTED_AT_ONCE):
+            some = level[start : start + LISTED_AT_ONCE]
+            for folder, children in zip(some, await asyncio.gather(*map(store.children, some)), strict=True):
+                listed += 1
+                if LOG_FOLDER in children:
+                    found.append(folder)
+                else:
+                    deeper += [f"{folder}{child}/" for child in children if not child.startswith("_")]
+                if len(found) >= TABLES_MAX or listed >= FOLDERS_MAX:
+                    return sorted(found)
         level = deeper
     return sorted(found)
 
