@@ -95,6 +95,49 @@ def test_who_does_not_join_in_time_is_out() -> None:
     assert ("COMPLETING", ["b"], "b") == (late.phase, list(late.members), late.leader)
 
 
+def test_a_rebalance_waits_as_long_as_its_most_patient_member_asks() -> None:
+    """A member with a long rebalance timeout is not thrown out at the end of another one's short timeout."""
+    patient = msgspec.structs.replace(wish("a"), session_ms=1_000_000, rebalance_ms=10 * REBALANCE_MS)
+    group = membership.advance(membership.join(Group(), patient, START_MS), START_MS + INITIAL_DELAY_MS)
+    group = membership.sync(group, "a", 1, {"a": b"all"}, START_MS + INITIAL_DELAY_MS)
+    group = membership.join(group, wish("b"), START_MS + 1000)
+    until_ms = START_MS + 1000 + 10 * REBALANCE_MS
+
+    early, late = membership.advance(group, until_ms - 1), membership.advance(group, until_ms)
+
+    assert ("PREPARING", {"a", "b"}) == (early.phase, set(early.members))
+    assert ("COMPLETING", {"b"}) == (late.phase, set(late.members))
+
+
+def test_a_rebalance_of_members_that_all_joined_is_over_at_once() -> None:
+    """Only the first members of a group wait for others; later rebalances stop no consumer longer than they must."""
+    group = membership.join(stable("a"), wish("b"), START_MS + 1000)
+
+    group = membership.join(group, wish("a"), START_MS + 1001)
+
+    assert ("COMPLETING", 2) == (group.phase, group.generation)
+
+
+def test_a_member_that_leaves_ends_the_wait_for_it() -> None:
+    """The others have joined, so their generation begins with its leaving."""
+    group = membership.join(stable("a", "b"), wish("b", metadata=b"other topics"), START_MS + 1000)
+
+    group = membership.leave(group, ["a"], START_MS + 2000)
+
+    assert ("COMPLETING", {"b"}, "b") == (group.phase, set(group.members), group.leader)
+
+
+def test_who_waited_for_its_assignment_is_not_silent_when_it_comes() -> None:
+    """Members send no heartbeats while they wait for the leader: their sessions begin again when it has assigned."""
+    group = joined("a", "b")
+    synced_ms = START_MS + INITIAL_DELAY_MS + SESSION_MS - 1
+
+    group = membership.sync(group, group.leader, group.generation, {}, synced_ms)
+
+    assert {"a", "b"} == set(membership.advance(group, synced_ms + SESSION_MS - 1).members)
+    assert {"a": synced_ms, "b": synced_ms} == {id: one.seen_ms for id, one in group.members.items()}
+
+
 def test_a_silent_member_is_removed_after_its_session_and_the_others_rebalance() -> None:
     """Signs of life of the others keep them in."""
     group = stable("a", "b")
