@@ -197,3 +197,11 @@ async def test_a_conflict_says_whether_an_earlier_attempt_may_have_caused_it(bef
         await Scripted(*before, answer(412)).put("k", b"x", None)
 
     assert repeated is refused.value.repeated
+
+
+@pytest.mark.parametrize("before", [answer(503), OSError("cut")])
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_refusal_of_a_repeated_request_does_not_say_that_nothing_was_written(before: Any, status: int) -> None:
+    """A key that was revoked in between, a bucket that is gone: the first request may have been executed."""
+    with pytest.raises(errors.Unavailable, match="then refused"):
+        await Scripted(before, answer(status)).put("k", b"x", None)

@@ -142,9 +142,12 @@ class PutClient:
 
 
 def _refusal(answer: HttpResponse, key: str, *, repeated: bool) -> errors.LakebedError:
+    """What a final response means. One to a `repeated` request says nothing about those before it."""
     refusal = _error(answer, key)
     if isinstance(refusal, errors.Conflict):
         refusal.repeated = repeated
+    elif repeated:
+        return errors.Unavailable(f"first no success, then refused: {refusal.message}")
     return refusal
 
 
