@@ -143,7 +143,14 @@ class TablesPage(PartPage):
         }
 
     def all_tables(self) -> DataSource:
-        return DataSource("tables:read", "tables.all", SLOW_S, self.tables.first, owned=by_field("name"))
+        return DataSource(
+            "tables:read",
+            "tables.all",
+            SLOW_S,
+            self.tables.first,
+            owned=by_field("name"),
+            load_own=lambda shows: self.tables.first(shows=shows),
+        )
 
     def table(self, name: str) -> DataSource:
         return DataSource(

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from lakebed.core.auth import Shows, every_name
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.delta import history
@@ -98,9 +99,9 @@ class Tables:
         """Every table as it is now; one whose log cannot be read has a `problem`."""
         return await self._rows(await self.names())
 
-    async def first(self) -> list[TableRow]:
-        """The first tables by name: what a page costs does not grow with the lake."""
-        return await self._rows((await self.names())[:FIRST_MAX])
+    async def first(self, *, shows: Shows = every_name) -> list[TableRow]:
+        """The first tables by name, of those that it `shows`: what a page costs does not grow with the lake."""
+        return await self._rows(list(filter(shows, await self.names()))[:FIRST_MAX])
 
     async def _rows(self, names: Sequence[str]) -> list[TableRow]:
         gate = asyncio.Semaphore(8)
