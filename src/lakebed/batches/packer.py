@@ -53,7 +53,10 @@ class Packer:
             self._close()
         elif self._timer is None:
             self._timer = self._spawn(self._later())
-        return await asyncio.shield(mine.place)
+        try:
+            return await asyncio.shield(mine.place)
+        finally:
+            del mine  # an error refers to this frame: a cycle would keep the upload until the garbage collector runs
 
     async def _later(self) -> None:
         await self._clock.sleep(self._wait_s)
@@ -80,7 +83,7 @@ class Packer:
             places = await self._write([each.submitted for each in taken])
         except LakebedError as error:
             for each in taken:
-                each.place.set_exception(error)
+                each.place.set_exception(error.with_traceback(None))  # its frames hold all that was taken
                 each.place.exception()  # a caller that has gone does not ask for it
             return
         for each, place in zip(taken, places, strict=True):

@@ -170,6 +170,7 @@ class Spool:
             raise Unavailable(f"the spool cannot be written: {error}", retry_after_s=self._retry_after_s) from error
         finally:
             self._arriving.pop(accepted.identity, None)
+            del done  # an error refers to this frame: a cycle would keep the upload until the garbage collector runs
         record = SpoolRecord(segment, offset, len(submitted.frame), accepted.accepted_at_unix_ns, accepted.attempt_id)
         self._hold(SpooledBatch(accepted, record))
         self._on_accepted(accepted, submitted)
@@ -186,7 +187,7 @@ class Spool:
                 segment, offset = await asyncio.to_thread(self._segments.append, [one.data for one in group])
             except OSError as error:
                 for one in group:
-                    one.done.set_exception(error)
+                    one.done.set_exception(error.with_traceback(None))  # its frames hold the group
                 continue
             finally:
                 self._coming_bytes -= sum(len(one.data) for one in group)

@@ -57,6 +57,7 @@ class HttpConnection(asyncio.Protocol):
         finally:
             late.cancel()
             self._waiting = None
+            del waiting  # an error refers to this frame: a cycle would keep the caller until the garbage collector runs
 
     def close(self) -> None:
         self.is_closed = True

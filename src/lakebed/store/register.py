@@ -136,7 +136,10 @@ class Register(Generic[T]):
         self._waiting.append(_Waiter(decide, epoch, done))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write_waiting())
-        return await done
+        try:
+            return await done
+        finally:
+            del done  # an error refers to this frame: a cycle would keep the caller until the garbage collector runs
 
     async def _write_waiting(self) -> None:
         group: list[_Waiter] = []
@@ -285,5 +288,6 @@ def _copy_of(error: Exception) -> Exception:
         copied = copy.copy(error)
     except TypeError:  # an exception that cannot be copied
         return error
-    copied.__cause__ = error.__cause__ or error
+    # Without its traceback, whose frames hold the waiting callers.
+    copied.__cause__ = error.__cause__ or error.with_traceback(None)
     return copied

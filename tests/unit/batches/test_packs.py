@@ -33,9 +33,10 @@ from lakebed.core.errors import Corrupt, Unavailable
 from lakebed.core.feed import FeedFilter
 from lakebed.core.settings import Contradiction
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import ObjectInfo, read_record
+from lakebed.store.model import ObjectInfo, Written, read_record
 from lakebed.store.runtime import StoreRuntime
 from support.batch_frames import START_NS, frame_of, submit
+from support.references import is_freed_after
 from support.rollup_fixtures import make_roller, make_sources
 from support.runtimes import runtime_on
 from support.tick_fixtures import context_of
@@ -283,6 +284,20 @@ async def test_a_pack_is_deleted_only_when_no_batch_needs_it(
     assert {"delete": 1} == swept.counts
     assert manifests[:2] == again
     assert [manifests[0].raw_blob_key] == await blobs(store)
+
+
+async def test_a_frame_that_the_store_refused_is_not_kept_in_memory(
+    runtime: StoreRuntime, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store is away each upload would wait for the garbage collector with all of its bytes."""
+
+    async def away(key: str, data: bytes) -> Written:
+        raise Unavailable("away")
+
+    monkeypatch.setattr(store, "create", away)
+    packer = Packer(runtime, wait_s=0.0)
+
+    assert await is_freed_after(lambda: packer.store(submit(frame_of())), Unavailable)
 
 
 @pytest.mark.parametrize("undecided", ["finish", "keep"])

@@ -26,6 +26,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, read_record
 from support.batch_frames import START_NS, frame_of, submit
 from support.batches_gateway import collector
+from support.references import frames_left_after
 from support.runtimes import runtime_on
 
 WINDOW = f"metric=cpu&from={START_NS}&to={START_NS + 10**9}"
@@ -331,6 +332,23 @@ async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
 
         assert [Unavailable, Unavailable] == [type(each) for each in refused]
         assert [frame_of(), frame_of(30, 39)] == stored_frames(tmp_path)
+
+
+async def test_an_upload_that_the_disk_refused_is_not_kept_in_memory(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk refuses for hours: each upload would wait for the garbage collector with all of its bytes."""
+
+    def failing(handle: int) -> None:
+        raise OSError("the disk cannot be synced")
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await part.acceptor.accept(submit(frame_of()))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", failing)
+            left = await frames_left_after(lambda: part.acceptor.accept(submit(frame_of(10, 19))), Unavailable)
+
+    assert not left & {"_append", "_write"}
 
 
 class Short(io.FileIO):

@@ -9,6 +9,7 @@ import pytest
 
 from lakebed.core.clock import settle
 from lakebed.core.http_connection import HttpConnection
+from support.references import is_freed_after
 
 
 class Timers:
@@ -101,3 +102,11 @@ async def test_whatever_ends_a_request_without_a_response_is_an_os_error(ends: A
     with pytest.raises(raised) as error:
         await sending
     assert isinstance(error.value, OSError)
+
+
+async def test_a_request_without_a_response_does_not_keep_its_caller() -> None:
+    """What it sends may be large, and a store that is away fails thousands of requests."""
+    connection = HttpConnection(asyncio.get_running_loop())
+    connection.connection_made(Silent())  # type: ignore[arg-type]
+
+    assert await is_freed_after(lambda: connection.send(b"head", b"data", 0.0), TimeoutError)

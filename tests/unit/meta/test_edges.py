@@ -33,6 +33,7 @@ from lakebed.meta.protocol import HeartbeatSession
 from lakebed.meta.settings import MetaSettings
 from lakebed.meta.sqlite.backend import AHEAD_BYTES, AHEAD_COMMITS, SqliteMeta, translate
 from lakebed.meta.sqlite.statements import SCHEMA, VERSIONS_BLOCK, Statements
+from support.references import is_freed_after
 
 
 class Beats:
@@ -463,3 +464,15 @@ async def test_a_commit_that_reports_an_error_may_have_happened(
     found = [entry.key for entry in await meta.range("a/", "b/", limit=9)]
     assert (["a/1", "a/2"] if happens else ["a/2"]) == found
     await meta.close()
+
+
+async def test_a_call_to_sqlite_that_failed_does_not_keep_its_caller(tmp_path: Path) -> None:
+    """Every look at a key that is absent fails: each would wait for the garbage collector, with what it holds."""
+    meta = sqlite(tmp_path, ManualClock())
+    try:
+        await meta.put("there", b"v")
+
+        assert await is_freed_after(lambda: meta.get("absent"), NotFound)
+        assert await is_freed_after(lambda: meta.put("there", b"w", expected=ABSENT), AlreadyExists)
+    finally:
+        await meta.close()

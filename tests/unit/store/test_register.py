@@ -18,6 +18,7 @@ from lakebed.store.model import ObjectInfo, StoredObject
 from lakebed.store.protocol import Store
 from lakebed.store.register import ATTEMPTS_MAX, Register, RegisterState
 from lakebed.store.runtime import StoreRuntime
+from support.references import is_freed_after
 
 KEY = "folder/register.json"
 
@@ -476,3 +477,19 @@ async def test_the_same_value_is_never_stored_as_the_same_bytes(names: Register[
         etags.add((await names.read()).etag)
 
     assert len(etags) == 3
+
+
+@pytest.mark.parametrize("cause", [None, ConnectionResetError()])
+async def test_a_change_that_failed_does_not_keep_its_caller(
+    names: Register[Names], store: Gated, cause: Exception | None
+) -> None:
+    """A collector that is dropped after a failed heartbeat would go on sending them."""
+
+    def failing() -> Exception:
+        error = OutcomeUnknown("no answer")
+        error.__cause__ = cause
+        return error
+
+    store.instead = [failing]
+
+    assert await is_freed_after(lambda: names.change(add("a")), OutcomeUnknown)

@@ -158,7 +158,10 @@ class SqliteMeta:
         self._requests[verb].inc(count)
         call = _Call(run, writes, asyncio.get_running_loop().create_future())
         self._calls.put(call)
-        return cast(R, await call.done)
+        try:
+            return cast(R, await call.done)
+        finally:
+            del call  # an error refers to this frame: a cycle would keep the caller until the garbage collector runs
 
     def _serve(self) -> None:
         """The thread: runs all waiting calls in one transaction, and repeats until it is stopped."""
@@ -174,12 +177,13 @@ class SqliteMeta:
                 self._answer(connection, sql, group)
             except (sqlite3.Error, OSError, LakebedError) as error:
                 for call in group:
-                    call.error = translate(error, self._path)
+                    call.error = translate(error, self._path).with_traceback(None)
                 if connection is not None:  # reopened for the next group; a transaction left open would lock the file
                     with suppress(sqlite3.Error):
                         connection.close()
                 connection = sql = None
             _settle(group)
+            group.clear()  # what callers hold does not wait for the next group
             if connection is not None and self._ahead_due:
                 self._grow_wal(connection)
         if connection is not None:
@@ -227,7 +231,7 @@ class SqliteMeta:
                 try:
                     call.result = call.run(sql)
                 except LakebedError as error:
-                    call.error = error
+                    call.error = error.with_traceback(None)  # its frames hold all calls of the group
         except BaseException:
             sql.rolled_back()
             connection.execute("ROLLBACK")
