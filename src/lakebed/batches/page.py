@@ -22,6 +22,7 @@ from lakebed.console.page import (
     SearchSource,
     by_field,
     deferred,
+    limited_list,
 )
 from lakebed.core.context import Context
 
@@ -107,13 +108,8 @@ class BatchesPage(PartPage):
         }
 
     def agents(self) -> DataSource:
-        return DataSource(
-            "batches:read",
-            "batches.agents",
-            SLOW_S,
-            self._recent.agents,
-            owned=by_field("agent_id"),
-            load_own=lambda shows: self._recent.agents(shows=shows),
+        return limited_list(
+            "batches:read", "batches.agents", SLOW_S, lambda shows: self._recent.agents(shows=shows), "agent_id"
         )
 
     def metrics(self) -> DataSource:

@@ -18,7 +18,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from lakebed.console.samples import PATIENCE_S, TIMEOUT_S, DataSample, Load
-from lakebed.core.auth import Principal, Shows
+from lakebed.core.auth import Principal, Shows, every_name
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, NotFound
 
@@ -65,6 +65,11 @@ class DataSource(msgspec.Struct, frozen=True):
             return self
         own = partial(load, principal.owns)
         return msgspec.structs.replace(self, key=f"{self.key}@{principal.tenant}", load=own)
+
+
+def limited_list(right: str, key: str, ttl_s: float, load: Callable[[Shows], Awaitable[Any]], field: str) -> DataSource:
+    """A list that ends at a limit, of rows that belong to the owner of what this field names."""
+    return DataSource(right, key, ttl_s, partial(load, every_name), owned=by_field(field), load_own=load)
 
 
 class Counted(msgspec.Struct, frozen=True):

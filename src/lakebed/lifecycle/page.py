@@ -19,8 +19,8 @@ from lakebed.console.page import (
     PageSamples,
     PartPage,
     SearchSource,
-    by_field,
     deferred,
+    limited_list,
 )
 from lakebed.lifecycle import view
 from lakebed.lifecycle.operator import Operator
@@ -188,36 +188,33 @@ class LifecyclePage(PartPage):
         }
 
     def statuses(self) -> DataSource:
-        return DataSource(
+        return limited_list(
             "lifecycle:read:*",
             "lifecycle.status",
             FAST_S,
-            lambda: view.status(self.context),
-            owned=by_field("bucket"),
-            load_own=lambda shows: view.status(self.context, shows=shows),
+            lambda shows: view.status(self.context, shows=shows),
+            "bucket",
         )
 
     def rules(self) -> DataSource:
-        return DataSource(
+        return limited_list(
             "lifecycle:read:*",
             "lifecycle.rules",
             SLOW_S,
-            lambda: view.all_rules(self.context),
-            owned=by_field("bucket"),
-            load_own=lambda shows: view.all_rules(self.context, shows=shows),
+            lambda shows: view.all_rules(self.context, shows=shows),
+            "bucket",
         )
 
     def streams(self) -> DataSource:
         return DataSource("lifecycle:read:*", "lifecycle.streams", FAST_S, lambda: view.streams(self.context))
 
     def blockers(self) -> DataSource:
-        return DataSource(
+        return limited_list(
             "lifecycle:read:*",
             "lifecycle.blockers",
             FAST_S,
-            lambda: view.blockers(self.context),
-            owned=by_field("bucket"),
-            load_own=lambda shows: view.blockers(self.context, shows=shows),
+            lambda shows: view.blockers(self.context, shows=shows),
+            "bucket",
         )
 
     def ledger(self, bucket: str, key: str) -> DataSource:

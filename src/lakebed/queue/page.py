@@ -16,8 +16,8 @@ from lakebed.console.page import (
     PageSamples,
     PartPage,
     SearchSource,
-    by_field,
     deferred,
+    limited_list,
 )
 from lakebed.queue import view
 from lakebed.queue.model import QueueStatus
@@ -134,13 +134,8 @@ class QueuePage(PartPage):
         return Counted({"queue_in": total, "queue_done": done})
 
     def queues(self) -> DataSource:
-        return DataSource(
-            "queue:read",
-            "queue.statuses",
-            FAST_S,
-            lambda: view.statuses(self.context),
-            owned=by_field("queue"),
-            load_own=lambda shows: view.statuses(self.context, shows=shows),
+        return limited_list(
+            "queue:read", "queue.statuses", FAST_S, lambda shows: view.statuses(self.context, shows=shows), "queue"
         )
 
     def waiting(self, name: str) -> DataSource:

@@ -17,8 +17,8 @@ from lakebed.console.page import (
     PageRequest,
     PageSamples,
     PartPage,
-    by_field,
     deferred,
+    limited_list,
     link,
 )
 from lakebed.core.context import Context
@@ -203,13 +203,12 @@ class TicksPage(PartPage):
         return self._auditor
 
     def projects(self) -> DataSource:
-        return DataSource(
+        return limited_list(
             "ticks:read",
             "ticks.standing",
             SLOW_S,
-            lambda: view.project_statuses(self.context),
-            owned=by_field("org_id"),
-            load_own=lambda shows: view.project_statuses(self.context, shows=shows),
+            lambda shows: view.project_statuses(self.context, shows=shows),
+            "org_id",
         )
 
     def silver(self) -> DataSource:

@@ -16,8 +16,8 @@ from lakebed.console.page import (
     PageSamples,
     PartPage,
     SearchSource,
-    by_field,
     deferred,
+    limited_list,
 )
 from lakebed.console.samples import DataError, DataSample
 from lakebed.core.context import Context
@@ -143,14 +143,7 @@ class TablesPage(PartPage):
         }
 
     def all_tables(self) -> DataSource:
-        return DataSource(
-            "tables:read",
-            "tables.all",
-            SLOW_S,
-            self.tables.first,
-            owned=by_field("name"),
-            load_own=lambda shows: self.tables.first(shows=shows),
-        )
+        return limited_list("tables:read", "tables.all", SLOW_S, lambda shows: self.tables.first(shows=shows), "name")
 
     def table(self, name: str) -> DataSource:
         return DataSource(
